@@ -1,0 +1,39 @@
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow check fix lock bench-surgery clean
+
+BIN := .venv/bin
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## make .venv with the locked dependencies (every target below does this itself)
+	@scripts/bootstrap
+
+demo: setup ## forgetting and its cure, end to end, in under a minute
+	@$(BIN)/python examples/two_baskets.py
+
+test: check ## lint, types and the test suite
+	$(BIN)/pytest
+
+test-slow: check ## the same, with the tests marked slow
+	$(BIN)/pytest -m "slow or not slow"
+
+check: setup ## lint, formatting and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: setup ## mend what lint and formatting can mend themselves
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lock: setup ## resolve requirements.lock again (UPGRADE=1 takes the newest releases)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.12 --all-extras --group dev \
+		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
+		$(if $(UPGRADE),--upgrade) pyproject.toml --output-file requirements.lock
+
+bench-surgery: setup ## time and memory of the gradient surgery against its peers
+	$(BIN)/python benchmarks/surgery.py
+
+clean: ## remove the environment, caches and outputs
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist outputs
