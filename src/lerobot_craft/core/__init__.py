@@ -1,0 +1,46 @@
+"""The mathematics of constrained retention: pure torch, no lerobot, no files.
+
+Every public name is here; docs/method.md numbers the equations that the docstrings cite.
+"""
+
+from lerobot_craft.core.drift import DriftKind, drift, token_cross_entropy
+from lerobot_craft.core.dual import Dual, Multipliers, epsilon_schedule, update_lambda
+from lerobot_craft.core.pooling import Pooled, Pooling, TokenSpans, identify_image_tokens, pool_hidden_states
+from lerobot_craft.core.retention import AnchorDrift, AnchorReport, RetentionStep, StepReport
+from lerobot_craft.core.surgery import (
+    Gram,
+    MergeWeights,
+    NonFiniteGradientError,
+    Surgery,
+    compute_dot,
+    merge_grads,
+    merge_weights,
+    project_if_conflict,
+)
+
+__all__ = [
+    "AnchorDrift",
+    "AnchorReport",
+    "DriftKind",
+    "Dual",
+    "Gram",
+    "MergeWeights",
+    "Multipliers",
+    "NonFiniteGradientError",
+    "Pooled",
+    "Pooling",
+    "RetentionStep",
+    "StepReport",
+    "Surgery",
+    "TokenSpans",
+    "compute_dot",
+    "drift",
+    "epsilon_schedule",
+    "identify_image_tokens",
+    "merge_grads",
+    "merge_weights",
+    "pool_hidden_states",
+    "project_if_conflict",
+    "token_cross_entropy",
+    "update_lambda",
+]

@@ -1,0 +1,122 @@
+"""How far the student has moved from its teacher: docs/method.md, equations (1) to (5).
+
+A drift is computed per position (the last dimension is the vector that is compared), averaged over the valid
+positions of a sample, and then over samples. All arithmetic is at least float32: float16 and bfloat16 inputs are
+widened first, so that a difference of two close values is not lost to rounding and a square does not overflow.
+"""
+
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from lerobot_craft.core.precision import widen
+
+DriftKind = Literal["mse", "cosine", "l1", "kl"]
+
+
+def _mse(student: Tensor, teacher: Tensor) -> Tensor:
+    return (student - teacher).square().mean(dim=-1)
+
+
+def _l1(student: Tensor, teacher: Tensor) -> Tensor:
+    return (student - teacher).abs().mean(dim=-1)
+
+
+def _cosine(student: Tensor, teacher: Tensor) -> Tensor:
+    # 1 - cos(s, t) = |s/|s| - t/|t||^2 / 2. Unlike `1 - cosine_similarity`, this is exactly 0 for equal inputs,
+    # never negative, and keeps its digits where the drift is small, which is where the budget lives.
+    return (F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)).square().sum(dim=-1) / 2
+
+
+def _kl(student: Tensor, teacher: Tensor) -> Tensor:
+    # KL(teacher || student) of the distributions that the logits stand for. Rounding can leave it at -1e-8.
+    log_p, log_q = teacher.log_softmax(dim=-1), student.log_softmax(dim=-1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+
+
+_POSITION_DRIFT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": _mse,
+    "cosine": _cosine,
+    "l1": _l1,
+    "kl": _kl,
+}
+
+
+def drift(
+    student: Tensor,
+    teacher: Tensor,
+    kind: DriftKind = "mse",
+    *,
+    mask: Tensor | None = None,
+    scale: Tensor | float | None = None,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
+    """Distance of the student's values from the teacher's: equations (1) to (4), made relative by (5).
+
+    Args:
+        student: [B, ..., D], any floating dtype; gradients flow into it.
+        teacher: the same shape; treated as a constant. For `kl` both are logits over the last dimension.
+        kind: `mse`, `cosine` (1 - cos, in [0, 2]), `l1` or `kl` (teacher relative to student).
+        mask: boolean, broadcastable to [B, ...] (without D); False positions count for nothing, whatever they
+            hold, NaN included. A sample without one valid position has drift 0 and does not enter the mean.
+        scale: positive number, or tensor broadcastable to [B, ...] (without D), by which position drifts are
+            divided: e.g. the variance of each layer's features, or the teacher's own error on its demonstrations.
+        reduction: "mean" for a scalar, "none" for one value per sample, [B].
+    """
+    if kind not in _POSITION_DRIFT:
+        raise ValueError(f"drift kind must be one of {', '.join(get_args(DriftKind))}; got {kind!r}")
+    if student.shape != teacher.shape:
+        raise ValueError(f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)} must have the same shape")
+    if isinstance(scale, float | int) and not scale > 0:
+        raise ValueError(f"scale must be positive; got {scale}")
+    student, teacher = widen(student), widen(teacher.detach())
+    if mask is not None:
+        mask = mask.to(torch.bool).expand(student.shape[:-1])
+        # Blank the inputs, not only the result: the gradient of an ignored NaN would be 0 * NaN.
+        student = student.masked_fill(~mask.unsqueeze(-1), 0)
+        teacher = teacher.masked_fill(~mask.unsqueeze(-1), 0)
+
+    positions = _POSITION_DRIFT[kind](student, teacher)  # [B, ...]
+    if scale is not None:
+        positions = positions / scale
+    return _reduce(positions, mask, reduction)
+
+
+def token_cross_entropy(
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    mask: Tensor | None = None,
+    reduction: Literal["mean", "none"] = "mean",
+) -> Tensor:
+    """Cross-entropy of the student on the teacher's tokens, equation (6): the `token_ce` retention loss.
+
+    Args:
+        logits: [B, T, V], any floating dtype.
+        labels: [B, T], token ids; values under an ignored position may be anything, -100 included.
+        mask: boolean [B, T]; as in `drift`.
+        reduction: "mean" for a scalar, "none" for one value per sample, [B].
+    """
+    if mask is None:
+        mask = torch.ones_like(labels, dtype=torch.bool)
+    mask = mask.to(torch.bool)
+    logits = widen(logits).masked_fill(~mask.unsqueeze(-1), 0)
+    labels = labels.masked_fill(~mask, 0)
+    positions = F.cross_entropy(logits.transpose(1, -1), labels, reduction="none")  # [B, T]
+    return _reduce(positions, mask, reduction)
+
+
+def _reduce(positions: Tensor, mask: Tensor | None, reduction: str) -> Tensor:
+    """[B, ...] position values -> one value per sample, or their mean over the samples that have one."""
+    if mask is None:
+        per_sample = positions.flatten(1).mean(dim=1) if positions.dim() > 1 else positions
+        return per_sample.mean() if reduction == "mean" else per_sample
+    positions = positions.masked_fill(~mask, 0).reshape(len(positions), -1)
+    valid = mask.reshape(len(mask), -1).sum(dim=1)
+    per_sample = positions.sum(dim=1) / valid.clamp_min(1)
+    if reduction == "none":
+        return per_sample
+    return per_sample.sum() / (valid > 0).sum().clamp_min(1)

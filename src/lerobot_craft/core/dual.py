@@ -1,0 +1,170 @@
+"""The dual side: multipliers that hold the budget, and the budget over time. docs/method.md, equations (17) to (21).
+
+Multipliers are a handful of Python floats: they are the same on every rank (drifts are reduced first), their state
+is JSON, and no rule can make them NaN or infinite.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from lerobot_craft.errors import CraftError
+
+DualRule = Literal["ascent", "pi", "log"]
+EpsilonDecay = Literal["linear", "cosine", "exponential"]
+
+# Violations beyond this are cut to it, so that no sum or product of them can overflow. Any sane clip binds earlier.
+_LARGEST_VIOLATION = 1e30
+
+
+def update_lambda(lambda_: float, retention_loss: float, epsilon: float, lambda_lr: float, lambda_max: float) -> float:
+    """The specification's rule: clip(lambda + lambda_lr (L_ret - eps), 0, lambda_max), equation (17)."""
+    dual = Dual(initial_lambda=lambda_, lambda_lr=lambda_lr, lambda_max=lambda_max)
+    return Multipliers(dual).update([retention_loss - epsilon])[0]
+
+
+def epsilon_schedule(
+    step: int,
+    total_steps: int,
+    epsilon_start: float,
+    epsilon_end: float,
+    epsilon_decay_steps: int = 0,
+    decay: EpsilonDecay = "linear",
+) -> float:
+    """Budget at `step` (counted from 0), equation (21). `epsilon_decay_steps` = 0 means all training steps."""
+    if decay not in get_args(EpsilonDecay):
+        raise ValueError(f"epsilon decay must be one of {', '.join(get_args(EpsilonDecay))}; got {decay!r}")
+    if epsilon_start < 0 or epsilon_end < 0:
+        raise ValueError(f"a budget is not negative; got epsilon {epsilon_start} -> {epsilon_end}")
+    if decay == "exponential" and not (epsilon_start > 0 and epsilon_end > 0):
+        raise ValueError(
+            f"exponential decay needs a positive start and end; got epsilon {epsilon_start} -> {epsilon_end}"
+        )
+    progress = min(1.0, max(0, step) / max(1, epsilon_decay_steps or total_steps))
+    match decay:
+        case "linear":
+            share = progress
+        case "cosine":
+            share = (1 - math.cos(math.pi * progress)) / 2
+        case "exponential":
+            return math.exp((1 - progress) * math.log(epsilon_start) + progress * math.log(epsilon_end))
+    return (1 - share) * epsilon_start + share * epsilon_end
+
+
+@dataclass(frozen=True)
+class Dual:
+    """How multipliers move. The defaults are the specification's.
+
+    Attributes:
+        rule: `ascent` (17), `pi` (nuPI, 18) or `log` (ascent on log lambda, 19).
+        initial_lambda: where every multiplier starts.
+        lambda_lr: step per unit of violation (the integral gain of `pi`).
+        lambda_min: floor; a multiplier that reaches 0 lets a skill go before the violation is seen. `log` needs > 0.
+        lambda_max: ceiling.
+        fall_rate: in [0, 1]; falling multipliers move this much slower than rising ones (20). 1 is symmetric.
+        proportional_gain: of `pi`, relative to lambda_lr.
+        smoothing: nu of `pi` in [0, 1): share of the old value in the moving average of the violation.
+    """
+
+    rule: DualRule = "ascent"
+    initial_lambda: float = 1.0
+    lambda_lr: float = 0.01
+    lambda_min: float = 0.0
+    lambda_max: float = 10.0
+    fall_rate: float = 1.0
+    proportional_gain: float = 1.0
+    smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(DualRule):
+            raise ValueError(f"dual rule must be one of {', '.join(get_args(DualRule))}; got {self.rule!r}")
+        if not 0 <= self.lambda_min <= self.lambda_max < math.inf:
+            raise ValueError(
+                f"0 <= lambda_min <= lambda_max < infinity must hold; got {self.lambda_min} and {self.lambda_max}"
+            )
+        if not self.lambda_min <= self.initial_lambda <= self.lambda_max:
+            raise ValueError(
+                f"initial_lambda must lie in [{self.lambda_min}, {self.lambda_max}]; got {self.initial_lambda}"
+            )
+        if not 0 <= self.lambda_lr < math.inf:
+            raise ValueError(f"lambda_lr must be finite and not negative; got {self.lambda_lr}")
+        if not 0 <= self.fall_rate <= 1:
+            raise ValueError(f"fall_rate must lie in [0, 1]; got {self.fall_rate}")
+        if not 0 <= self.proportional_gain < math.inf:
+            raise ValueError(f"proportional_gain must be finite and not negative; got {self.proportional_gain}")
+        if not 0 <= self.smoothing < 1:
+            raise ValueError(f"smoothing must lie in [0, 1); got {self.smoothing}")
+        if self.rule == "log" and not self.lambda_min > 0:
+            raise ValueError("the log rule multiplies, so 0 would hold it forever: set lambda_min > 0")
+
+
+class Multipliers:
+    """One multiplier per constraint group (an old task, an instruction), moved by its own violation.
+
+    Args:
+        dual: the rule and its bounds.
+        groups: a name per constraint, in the order of the violations; one nameless group by default.
+    """
+
+    def __init__(self, dual: Dual, groups: Sequence[str] = ("all",)) -> None:
+        if not groups or len(set(groups)) != len(groups):
+            raise ValueError(f"constraint groups need distinct names, at least one; got {list(groups)}")
+        self.dual = dual
+        self.groups = tuple(groups)
+        self.values = [dual.initial_lambda] * len(groups)
+        self._smoothed = [0.0] * len(groups)  # xi of (18); starts at 0
+
+    def update(self, violations: Sequence[float | None], elapsed_steps: int = 1) -> list[float]:
+        """Move each multiplier by its violation L_ret - eps; return the new values.
+
+        A violation of None (no anchor of that group in the batch) or one that is not finite is no measurement: its
+        multiplier stays. `elapsed_steps` is the K of K-step retention (22): one measurement stands for K steps.
+        """
+        for i, violation in enumerate(self._checked(violations)):
+            if violation is not None and math.isfinite(violation):
+                self.values[i] = self._moved(i, violation, elapsed_steps)
+        return list(self.values)
+
+    def _moved(self, i: int, violation: float, elapsed_steps: int) -> float:
+        dual = self.dual
+        violation = max(-_LARGEST_VIOLATION, min(_LARGEST_VIOLATION, violation))
+        change = violation * elapsed_steps
+        if dual.rule == "pi":
+            before = self._smoothed[i]
+            self._smoothed[i] = dual.smoothing * before + (1 - dual.smoothing) * violation
+            # Differences telescope, so unlike the integral part they need no factor for the steps between.
+            change += dual.proportional_gain * (self._smoothed[i] - before)
+        change *= dual.lambda_lr * (dual.fall_rate if change < 0 else 1.0)
+        if dual.rule == "log":
+            low, high = math.log(dual.lambda_min), math.log(dual.lambda_max)
+            return math.exp(max(low, min(high, math.log(self.values[i]) + change)))
+        return max(dual.lambda_min, min(dual.lambda_max, self.values[i] + change))
+
+    def _checked(self, violations: Sequence[float | None]) -> Sequence[float | None]:
+        if len(violations) != len(self.groups):
+            raise ValueError(f"{len(self.groups)} violations are needed, one per group; got {len(violations)}")
+        return violations
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, as JSON values; floats survive a round trip through JSON exactly."""
+        return {
+            "rule": self.dual.rule,
+            "groups": list(self.groups),
+            "values": list(self.values),
+            "smoothed": list(self._smoothed),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the values of `state_dict`; refuse those of another rule or of other groups."""
+        for name, own in (("rule", self.dual.rule), ("groups", list(self.groups))):
+            if state[name] != own:
+                raise CraftError(
+                    f"the saved multipliers have {name} {state[name]!r}, this run has {own!r}: resume with the settings "
+                    "of the saved run, or start a new one"
+                )
+        for values in (state["values"], state["smoothed"]):
+            if not all(v is not None and math.isfinite(v) for v in self._checked(values)):
+                raise CraftError("the saved multipliers are not finite: resume from an earlier checkpoint")
+        self.values = [float(v) for v in state["values"]]
+        self._smoothed = [float(v) for v in state["smoothed"]]

@@ -1,0 +1,172 @@
+"""Lists of gradients as one long vector: inner products, in-place combination, averaging over ranks.
+
+A gradient list has one entry per parameter, in a fixed order; `None` stands for a gradient of zeros. Entries may be
+plain tensors (replicated on every rank, as under DDP) or DTensors (sharded, as under FSDP2). An inner product of one
+shard can even have the wrong sign, so every product is summed over ranks before anybody looks at it.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from lerobot_craft.core.precision import widen
+
+Gradients = Sequence[Tensor | None]
+
+# Inner products walk the gradients in blocks. On a CPU both blocks stay in the cache while their three products are
+# taken, so memory is read once instead of twice; on an accelerator a block only bounds the float32 copy of
+# low-precision gradients.
+_CPU_BLOCK = 2**19
+_ACCELERATOR_BLOCK = 2**25
+_BUCKET_BYTES = 2**25  # per all-reduce: few messages, and far less than a gradient copy
+
+
+def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None = None) -> tuple[float, float, float]:
+    """(<a,a>, <a,b>, <b,b>) over all parameters and ranks: equation (11).
+
+    Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64.
+    """
+    # Keyed by the weight of a rank's values in the sum over ranks: what is held twice must count once.
+    sums: dict[float, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
+    world = world_size(group)
+    for x, y in zip(a, b, strict=True):
+        present = x if x is not None else y
+        if present is None:
+            continue
+        aa, ab, bb = sums[_share(present, world)]
+        for u, v in zip_longest(_blocks(x), _blocks(y)):
+            if u is not None:
+                aa.append(u.dot(u))
+            if v is not None:
+                bb.append(v.dot(v))
+            if u is not None and v is not None:
+                ab.append(u.dot(v))
+    local = [sum(share * _total(kinds[i]) for share, kinds in sums.items()) for i in range(3)]
+    aa_sum, ab_sum, bb_sum = sum_over_ranks(torch.tensor(local, dtype=torch.float64), group).tolist()
+    return aa_sum, ab_sum, bb_sum
+
+
+def squared_norm(gradients: Gradients, group: dist.ProcessGroup | None = None) -> float:
+    """<g,g> over all parameters and ranks."""
+    return inner_products(gradients, [None] * len(gradients), group)[0]
+
+
+@torch.no_grad()
+def combine_(a: Gradients, b: Gradients, weight_a: float, weight_b: float) -> list[Tensor | None]:
+    """weight_a * a + weight_b * b, in place: into `a` where it exists, else into `b`. No tensor is allocated.
+
+    Writing into `a` matters under DDP, whose `gradient_as_bucket_view` makes the task gradients views of its own
+    buckets: they stay so.
+    """
+    pairs = list(zip(a, b, strict=True))
+    in_a = [x for x, _ in pairs if x is not None]
+    only_b = [y for x, y in pairs if x is None and y is not None]
+    both = [(x, y) for x, y in pairs if x is not None and y is not None]
+    if in_a and weight_a != 1.0:
+        torch._foreach_mul_(in_a, weight_a)
+    if both and weight_b != 0.0:
+        torch._foreach_add_([x for x, _ in both], [y for _, y in both], alpha=weight_b)
+    if only_b:
+        torch._foreach_mul_(only_b, weight_b)
+    return [y if x is None else x for x, y in pairs]
+
+
+@torch.no_grad()
+def average_over_ranks(
+    parameters: Sequence[Tensor], gradients: Gradients, group: dist.ProcessGroup | None = None
+) -> list[Tensor | None]:
+    """Mean of the gradients over ranks, in place. DTensors come back as they are: FSDP2 has reduced them already.
+
+    A parameter that only some ranks reached counts as zero on the others. Ranks agree on that before they exchange
+    gradients, or they would wait for each other forever.
+    """
+    world = world_size(group)
+    if world == 1:
+        return list(gradients)
+    reached = sum_over_ranks(torch.tensor([g is not None for g in gradients], dtype=torch.int32), group)
+    filled = [
+        torch.zeros_like(p) if g is None and ranks > 0 else g
+        for p, g, ranks in zip(parameters, gradients, reached.tolist(), strict=True)
+    ]
+    for bucket in _buckets([g for g in filled if g is not None and not isinstance(g, DTensor)]):
+        _average_bucket(bucket, world, group)
+    return filled
+
+
+def world_size(group: dist.ProcessGroup | None = None) -> int:
+    """Number of ranks of the group, or of the default one; 1 without torch.distributed."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Sum of a small CPU tensor over ranks, on the CPU."""
+    if world_size(group) == 1:
+        return values
+    # NCCL moves device memory only.
+    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
+    shared = values.to(device, copy=True)
+    dist.all_reduce(shared, group=group)
+    return shared.cpu()
+
+
+def _blocks(gradient: Tensor | None) -> Iterator[Tensor]:
+    """This rank's part of a gradient, flat, at least float32, block by block."""
+    if gradient is None:
+        return
+    flat = (gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach().reshape(-1)
+    for block in flat.split(_CPU_BLOCK if flat.device.type == "cpu" else _ACCELERATOR_BLOCK):
+        yield widen(block)
+
+
+def _share(gradient: Tensor, world: int) -> float:
+    """1 / (number of ranks that hold the same values), so that a sum over all ranks counts each value once."""
+    if not isinstance(gradient, DTensor):
+        return 1 / world
+    if any(placement.is_partial() for placement in gradient.placements):
+        raise ValueError("a gradient is a DTensor with partial sums: reduce it before surgery")
+    sharded = [
+        gradient.device_mesh.size(dim)
+        for dim, placement in enumerate(gradient.placements)
+        if not placement.is_replicate()
+    ]
+    return math.prod(sharded) / world
+
+
+def _total(products: list[Tensor]) -> float:
+    if not products:
+        return 0.0
+    device = products[0].device
+    return torch.stack([p.to(device) for p in products]).cpu().double().sum().item()
+
+
+def _average_bucket(bucket: list[Tensor], world: int, group: dist.ProcessGroup | None) -> None:
+    if len(bucket) == 1 and bucket[0].is_contiguous():  # no copy: it may be an embedding table of gigabytes
+        dist.all_reduce(bucket[0], group=group)
+        bucket[0].div_(world)
+        return
+    flat = torch.cat([g.reshape(-1) for g in bucket])
+    dist.all_reduce(flat, group=group)
+    flat.div_(world)
+    for g, mean in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
+        g.copy_(mean.view_as(g))
+
+
+def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Runs of gradients of one dtype and device, each about `_BUCKET_BYTES` large."""
+    bucket: list[Tensor] = []
+    size = 0
+    for g in gradients:
+        fits = not bucket or (g.dtype == bucket[0].dtype and g.device == bucket[0].device)
+        if bucket and (not fits or size + g.nbytes > _BUCKET_BYTES):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(g)
+        size += g.nbytes
+    if bucket:
+        yield bucket

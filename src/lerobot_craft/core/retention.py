@@ -1,0 +1,251 @@
+"""One constrained training step for any torch module and any two losses: docs/method.md, equations (22) to (24).
+
+    step = RetentionStep(model.parameters(), optimizer, Multipliers(Dual()))
+    for batch, anchors in ...:
+        report = step(lambda: task_loss(model, batch), lambda: drift(model(anchors.x), anchors.y, reduction="none"))
+
+Order matters. The task backward finishes first: under DDP a second backward between its forward and its backward
+corrupts the reducer. Its gradients are then set aside by moving references, not by copying, and the retention
+backward fills fresh ones: two gradient copies in all, one more than plain training.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lerobot_craft.core.dual import Multipliers
+from lerobot_craft.core.gradients import (
+    average_over_ranks,
+    combine_,
+    squared_norm,
+    sum_over_ranks,
+    world_size,
+)
+from lerobot_craft.core.surgery import Gram, NonFiniteGradientError, Surgery, merge_weights
+from lerobot_craft.errors import CraftError
+
+
+class AnchorDrift(NamedTuple):
+    """Drift of each anchor in the batch, and the constraint group that each belongs to."""
+
+    per_sample: Tensor  # [B], differentiable
+    groups: Tensor | None = None  # [B], integer indices into Multipliers.groups; None: all in group 0
+
+
+@dataclass(frozen=True)
+class AnchorReport:
+    """What one anchor step measured. Losses are means over all ranks; gradients are those before merging."""
+
+    retention_loss: float  # mean over the groups present, in the drift's unit
+    group_losses: tuple[float | None, ...]  # per group; None where the batch had no anchor of it
+    lambdas: tuple[float, ...]  # as used in this step, before its dual update
+    epsilon: float
+    conflict: bool
+    dot: float
+    cos: float
+    retention_norm: float
+    task_weight: float
+    retention_weight: float
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step measured. `anchor` is None on the steps between two anchor batches."""
+
+    step: int  # counted from 0
+    task_loss: Tensor  # this rank's, detached, on its device: reading it is the caller's choice
+    task_norm: float  # of the task gradient, before any bound
+    merged_norm: float  # of the gradient that the optimizer saw
+    anchor: AnchorReport | None
+
+
+def no_budget(step: int) -> float:
+    """A budget of zero at every step: any drift raises the multiplier."""
+    return 0.0
+
+
+class RetentionStep:
+    """Task backward, set aside, retention backward, reduce, surgery, optimizer, dual: in this order.
+
+    Args:
+        parameters: what is trained; those without `requires_grad` are left out.
+        optimizer: steps on the merged gradient.
+        multipliers: one per constraint group.
+        surgery: projection, merge mode and bounds.
+        epsilon: the budget at a step, e.g. a partial of `epsilon_schedule`.
+        retention_freq: K; anchors are visited on every K-th step and count K-fold (22).
+        backward: how a loss is differentiated; `accelerator.backward` under accelerate.
+        group: the ranks that share this model; the default group if torch.distributed is initialised.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        optimizer: torch.optim.Optimizer,
+        multipliers: Multipliers,
+        *,
+        surgery: Surgery | None = None,
+        epsilon: Callable[[int], float] = no_budget,
+        retention_freq: int = 1,
+        backward: Callable[[Tensor], None] = torch.autograd.backward,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if retention_freq < 1:
+            raise ValueError(f"retention_freq must be at least 1; got {retention_freq}")
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self.optimizer = optimizer
+        self.multipliers = multipliers
+        self.surgery = surgery or Surgery()
+        self.epsilon = epsilon
+        self.retention_freq = retention_freq
+        self.step = 0
+        self._backward = backward
+        self._group = group
+
+    def __call__(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+        """One whole step. Each loss is a function, so that its forward runs when its turn has come."""
+        report = self.backward(task_loss, anchor_drift)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.advance(report)
+        return report
+
+    def is_anchor_step(self) -> bool:
+        """Whether the coming step visits anchors: the K-th, 2K-th, ..."""
+        return (self.step + 1) % self.retention_freq == 0
+
+    def backward(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+        """Leave the merged gradient in `.grad`. On any error no gradient is left, so that nothing half-made is used."""
+        try:
+            loss = task_loss()
+            self._backward(loss)
+            if self.is_anchor_step():
+                return self._merge(loss.detach(), self._take_gradients(), anchor_drift())
+            return self._bound_task(loss.detach())
+        except BaseException:
+            self._take_gradients()
+            raise
+
+    def advance(self, report: StepReport) -> None:
+        """After the optimizer: move the multipliers by the measured violations (17), and count the step."""
+        if report.anchor is not None:
+            violations = [None if loss is None else loss - report.anchor.epsilon for loss in report.anchor.group_losses]
+            self.multipliers.update(violations, elapsed_steps=self.retention_freq)
+        self.step += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The step and the multipliers, as JSON values."""
+        return {"step": self.step, "multipliers": self.multipliers.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.multipliers.load_state_dict(state["multipliers"])
+        self.step = int(state["step"])
+
+    def _take_gradients(self) -> list[Tensor | None]:
+        gradients = [p.grad for p in self.parameters]
+        for p in self.parameters:
+            p.grad = None
+        return gradients
+
+    def _bound_task(self, task_loss: Tensor) -> StepReport:
+        gradients = [p.grad for p in self.parameters]
+        norm = math.sqrt(squared_norm(gradients, self._group))
+        if not math.isfinite(norm):
+            raise NonFiniteGradientError("task")
+        bound = min(self.surgery.task_max_norm, self.surgery.merged_max_norm)
+        if norm > bound:
+            combine_(gradients, [None] * len(gradients), bound / norm, 0.0)
+        return StepReport(self.step, task_loss, norm, min(norm, bound), anchor=None)
+
+    def _merge(self, task_loss: Tensor, task: list[Tensor | None], drift: Tensor | AnchorDrift) -> StepReport:
+        lambdas = tuple(self.multipliers.values)
+        constraint = _Constraint.of(drift, lambdas, self._group)
+        if not constraint.loss.requires_grad:
+            raise CraftError(
+                "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
+                "from, or retain a value that the trained parameters reach"
+            )
+        self._backward(constraint.loss)
+        retention = average_over_ranks(self.parameters, self._take_gradients(), self._group)
+        gram = Gram.of(task, retention, self._group)
+        weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
+        merged = combine_(task, retention, weights.task, weights.retention)
+        for p, g in zip(self.parameters, merged, strict=True):
+            p.grad = g
+        group_losses = constraint.group_losses(self._group)
+        measured = [loss for loss in group_losses if loss is not None]
+        anchor = AnchorReport(
+            retention_loss=sum(measured) / len(measured),
+            group_losses=group_losses,
+            lambdas=lambdas,
+            epsilon=self.epsilon(self.step),
+            conflict=weights.conflict,
+            dot=gram.tr,
+            cos=gram.cos,
+            retention_norm=gram.retention_norm,
+            task_weight=weights.task,
+            retention_weight=weights.retention,
+        )
+        return StepReport(self.step, task_loss, gram.task_norm, weights.norm, anchor)
+
+
+class _Constraint:
+    """The retention loss whose gradient enters surgery, equations (23) and (24).
+
+    With G groups the Lagrangian holds mean_g(lambda_g L_g). It is split into a scalar, lambda = mean_g(lambda_g), and
+    a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier however many
+    groups there are. Counts are those of all ranks together: the mean of the ranks' gradients is then exactly the
+    gradient of one rank with all the anchors.
+    """
+
+    def __init__(self, loss: Tensor, lambda_: float, drift: AnchorDrift, groups: Tensor, counts: Tensor) -> None:
+        self.loss = loss
+        self.lambda_ = lambda_
+        self._per_sample = drift.per_sample.detach()
+        self._groups = groups
+        self._counts = counts
+
+    @classmethod
+    def of(
+        cls, drift: Tensor | AnchorDrift, lambdas: Sequence[float], group: dist.ProcessGroup | None
+    ) -> "_Constraint":
+        if not isinstance(drift, AnchorDrift):
+            drift = AnchorDrift(drift.reshape(-1))
+        groups = _group_indices(drift, len(lambdas))
+        counts = sum_over_ranks(torch.bincount(groups, minlength=len(lambdas)), group)
+        present = counts > 0
+        if not present.any():
+            raise CraftError("the anchor batch is empty on every rank: check anchor_batch_size and the cache")
+        multipliers = torch.tensor(lambdas, dtype=torch.float64) * present
+        total = multipliers.sum()
+        shares = multipliers / total if total > 0 else present / present.sum()
+        weights = world_size(group) * (shares / counts.clamp_min(1))[groups]  # [B]
+        loss = (drift.per_sample * weights.to(drift.per_sample)).sum()
+        return cls(loss, (total / present.sum()).item(), drift, groups, counts)
+
+    def group_losses(self, group: dist.ProcessGroup | None) -> tuple[float | None, ...]:
+        sums = torch.zeros(len(self._counts), dtype=torch.float64)
+        sums.index_add_(0, self._groups, self._per_sample.cpu().double())
+        sums = sum_over_ranks(sums, group)
+        return tuple(s / n if n else None for s, n in zip(sums.tolist(), self._counts.tolist(), strict=True))
+
+
+def _group_indices(drift: AnchorDrift, num_groups: int) -> Tensor:
+    if drift.per_sample.dim() != 1:
+        raise ValueError(f"per_sample must be one drift per anchor, [B]; got {tuple(drift.per_sample.shape)}")
+    if drift.groups is None:
+        if num_groups > 1:
+            raise ValueError(f"there are {num_groups} multipliers, so each anchor must say its group")
+        return torch.zeros(len(drift.per_sample), dtype=torch.long)
+    groups = drift.groups.cpu().long()
+    if groups.shape != drift.per_sample.shape:
+        raise ValueError(f"{len(drift.per_sample)} anchors need as many group indices; got {tuple(groups.shape)}")
+    if len(groups) and not 0 <= int(groups.min()) <= int(groups.max()) < num_groups:
+        raise ValueError(f"group indices must lie in 0..{num_groups - 1}; got {groups.unique().tolist()}")
+    return groups

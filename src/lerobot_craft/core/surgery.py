@@ -1,0 +1,179 @@
+"""Gradient surgery: docs/method.md, equations (11) to (16).
+
+Projecting the task gradient t and merging it with the retention gradient r only ever forms `a*t + b*r`, and a and b
+follow from the three inner products of t and r. So there is one pass that reads both gradients, one that writes the
+result in place, and no copy of either: the only memory beyond plain training is r itself.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lerobot_craft.core.gradients import Gradients, combine_, inner_products
+from lerobot_craft.errors import CraftError
+
+ProjectionMode = Literal["weighted", "equal", "task_priority"]
+
+# Below this ratio of squared lengths the retention gradient counts as zero: projecting along it would multiply it
+# by more than float32 can hold (the ratio of the lengths is up to 1e30 here; float32 ends at 3e38).
+_NEGLIGIBLE = 1e-60
+
+
+class NonFiniteGradientError(CraftError, ArithmeticError):
+    """A gradient holds NaN or infinity. Nothing has been changed by the step that raised this."""
+
+    def __init__(self, which: Literal["task", "retention"]) -> None:
+        self.which = which
+        super().__init__(
+            f"the {which} gradient holds NaN or infinity, so this step was not taken; the weights and multipliers are "
+            "those of the step before. Look at the batch of this step; lower the learning rate or raise the precision."
+        )
+
+
+@dataclass(frozen=True)
+class Surgery:
+    """How the two gradients become one. The defaults are the specification's, without bounds.
+
+    Attributes:
+        use_grad_projection: remove from the task gradient what points against the retention gradient.
+        conflict_threshold: cosine of the two gradients below which they are in conflict, in [-1, 0].
+        projection_mode: `weighted` t + lambda r; `equal` (t + r) / 2; `task_priority` t + min(lambda, 1) r.
+        task_max_norm: bound on |t| before merging.
+        retention_max_norm: bound on the retention term as it enters the sum, lambda included. Without it a large
+            lambda makes the clip of the sum starve the task.
+        merged_max_norm: bound on the merged gradient (what `clip_grad_norm_` would do, without another pass).
+    """
+
+    use_grad_projection: bool = True
+    conflict_threshold: float = -0.1
+    projection_mode: ProjectionMode = "weighted"
+    task_max_norm: float = math.inf
+    retention_max_norm: float = math.inf
+    merged_max_norm: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not -1 <= self.conflict_threshold <= 0:
+            raise ValueError(f"conflict_threshold is a cosine and must lie in [-1, 0]; got {self.conflict_threshold}")
+        if self.projection_mode not in get_args(ProjectionMode):
+            raise ValueError(
+                f"projection_mode must be one of {', '.join(get_args(ProjectionMode))}; got {self.projection_mode!r}"
+            )
+        for name in ("task_max_norm", "retention_max_norm", "merged_max_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive (infinity for no bound); got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Gram:
+    """The three inner products of the task gradient t and the retention gradient r, equation (11)."""
+
+    tt: float
+    tr: float
+    rr: float
+
+    @classmethod
+    def of(cls, task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> "Gram":
+        """Measure two gradient lists, over all ranks of the group."""
+        return cls(*inner_products(task, retention, group))
+
+    @property
+    def task_norm(self) -> float:
+        """|t|."""
+        return math.sqrt(self.tt)
+
+    @property
+    def retention_norm(self) -> float:
+        """|r|."""
+        return math.sqrt(self.rr)
+
+    @property
+    def has_direction(self) -> bool:
+        """Whether both gradients are long enough for an angle between them to mean anything."""
+        return self.tt > 0 and self.rr > self.tt * _NEGLIGIBLE
+
+    @property
+    def cos(self) -> float:
+        """Cosine of the angle between t and r; 0 where one of them is zero."""
+        if not self.has_direction:
+            return 0.0
+        return max(-1.0, min(1.0, self.tr / (self.task_norm * self.retention_norm)))
+
+    def require_finite(self) -> None:
+        """Raise `NonFiniteGradientError`, naming the gradient that is not finite."""
+        if not math.isfinite(self.tt):
+            raise NonFiniteGradientError("task")
+        if not math.isfinite(self.rr):
+            raise NonFiniteGradientError("retention")
+
+
+class MergeWeights(NamedTuple):
+    """The update is `task * t + retention * r`."""
+
+    task: float
+    retention: float
+    conflict: bool  # the gradients conflicted and t was projected
+    norm: float  # length of the merged gradient
+
+
+def merge_weights(gram: Gram, lambda_: float, surgery: Surgery, retention_gain: float = 1.0) -> MergeWeights:
+    """Weights of the two gradients, equations (12) to (16).
+
+    `retention_gain` is the K of K-step retention: a gradient that is taken every K-th step stands for K steps (22).
+    """
+    gram.require_finite()
+    task, retention = _mode_weights(surgery.projection_mode, lambda_)  # (12)
+    task *= _shrink(gram.task_norm, surgery.task_max_norm)  # (13)
+    retention *= retention_gain
+    retention *= _shrink(retention * gram.retention_norm, surgery.retention_max_norm)  # (14)
+    conflict = surgery.use_grad_projection and gram.cos < surgery.conflict_threshold
+    if conflict:
+        retention -= task * gram.tr / gram.rr  # (15)
+    norm = math.sqrt(max(0.0, task**2 * gram.tt + 2 * task * retention * gram.tr + retention**2 * gram.rr))
+    shrink = _shrink(norm, surgery.merged_max_norm)  # (16)
+    return MergeWeights(task * shrink, retention * shrink, conflict, norm * shrink)
+
+
+def compute_dot(task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> float:
+    """<t, r> over all parameters and ranks."""
+    return Gram.of(task, retention, group).tr
+
+
+def project_if_conflict(
+    task: Gradients,
+    retention: Gradients,
+    conflict_threshold: float = -0.1,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[list[Tensor | None], bool]:
+    """Take from t, in place, its component along r if cos(t, r) < conflict_threshold; say whether it was so."""
+    surgery = Surgery(conflict_threshold=conflict_threshold)
+    weights = merge_weights(Gram.of(task, retention, group), 0.0, surgery)
+    if not weights.conflict:
+        return list(task), False
+    # Where t has no gradient the projection has one: it must not be written into r, which the caller still owns.
+    room = [torch.zeros_like(r) if t is None and r is not None else t for t, r in zip(task, retention, strict=True)]
+    return combine_(room, retention, weights.task, weights.retention), True
+
+
+def merge_grads(
+    task: Gradients, retention: Gradients, lambda_: float, projection_mode: ProjectionMode = "weighted"
+) -> list[Tensor | None]:
+    """Merge without projection, in place into t (into r where t has no gradient): equation (12)."""
+    return combine_(task, retention, *_mode_weights(projection_mode, lambda_))
+
+
+def _mode_weights(mode: ProjectionMode, lambda_: float) -> tuple[float, float]:
+    match mode:
+        case "weighted":
+            return 1.0, lambda_
+        case "equal":
+            return 0.5, 0.5
+        case "task_priority":
+            return 1.0, min(lambda_, 1.0)
+
+
+def _shrink(norm: float, max_norm: float) -> float:
+    return max_norm / norm if norm > max_norm else 1.0

@@ -1,0 +1,15 @@
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# One seed for all: a failure on one machine is a failure on every machine.
+settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
+settings.load_profile("repeatable")
+torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)

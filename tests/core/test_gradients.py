@@ -1,0 +1,77 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from torch.testing import assert_close
+
+from lerobot_craft.core import gradients as g
+from tests.core.gradient_lists import clone, gradient_pairs, scales, vector
+
+
+def assert_products_within(pair, tolerance):
+    t, r = map(vector, pair)  # exact: float64 holds every bfloat16
+    tt, tr, rr = g.inner_products(*pair)
+    assert tt == pytest.approx(float(t @ t), rel=tolerance)
+    assert rr == pytest.approx(float(r @ r), rel=tolerance)
+    assert tr == pytest.approx(float(t @ r), abs=tolerance * float(t.norm() * r.norm()))
+
+
+@given(gradient_pairs())
+def test_inner_products_are_those_of_the_long_vectors(pair):
+    assert_products_within(pair, 1e-12)
+
+
+@given(gradient_pairs(), scales, scales)
+def test_combination_is_that_of_the_long_vectors_and_in_place(pair, a, b):
+    t, r = pair
+    expected = a * vector(t) + b * vector(r)
+    combined = g.combine_(t, r, a, b)
+    assert_close(vector(combined), expected)
+    for x, y, z in zip(t, r, combined, strict=True):
+        assert z is (y if x is None else x)
+
+
+@given(gradient_pairs(dtype=torch.bfloat16))
+def test_bfloat16_products_are_accumulated_in_float32(pair):
+    assert_products_within(pair, 1e-6)
+
+
+def test_many_small_terms_do_not_stall_the_sum():
+    ones = [torch.full((2**20,), 0.1, dtype=torch.bfloat16)]  # a bfloat16 sum would stop near 32
+    exact = 2**20 * float(ones[0][0]) ** 2
+    assert g.squared_norm(ones) == pytest.approx(exact, rel=1e-4)
+
+
+def test_blocks_cover_gradients_longer_than_a_block_in_any_memory_layout(monkeypatch):
+    monkeypatch.setattr(g, "_CPU_BLOCK", 7)
+    t, r = [torch.randn(4, 5, 6, 3)], [torch.randn(4, 6, 5, 3).transpose(1, 2)]
+    expected = ((t[0] ** 2).sum(), (t[0] * r[0]).sum(), (r[0] ** 2).sum())
+    assert g.inner_products(t, r) == pytest.approx([float(x) for x in expected], rel=1e-5)
+
+
+def test_empty_and_missing_gradients_are_zero():
+    assert g.inner_products([None, torch.zeros(0)], [None, None]) == (0.0, 0.0, 0.0)
+    assert g.combine_([None], [None], 1.0, 1.0) == [None]
+
+
+def test_a_list_that_lost_an_entry_is_refused():
+    with pytest.raises(ValueError, match="zip"):
+        g.inner_products([torch.ones(1)], [])
+
+
+def test_mixed_dtypes_combine():
+    t = [torch.ones(2), torch.ones(2, dtype=torch.bfloat16)]
+    assert [x.tolist() for x in g.combine_(t, clone(t), 2.0, 3.0)] == [[5, 5], [5, 5]]
+
+
+def test_zero_weight_never_spreads_nan():
+    t, r = [torch.ones(2)], [torch.full((2,), math.nan)]
+    assert_close(g.combine_(t, r, 1.0, 0.0)[0], torch.ones(2))
+
+
+def test_one_rank_averages_to_itself():
+    grads = [torch.ones(2), None]
+    averaged = g.average_over_ranks([torch.zeros(2), torch.zeros(3)], grads)
+    assert averaged[0] is grads[0]
+    assert averaged[1] is None
