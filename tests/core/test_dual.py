@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 
@@ -87,7 +88,9 @@ def test_a_measurement_every_k_steps_stands_for_k_steps(rule):
     assert seldom.values == pytest.approx(often.values, rel=1e-12)
 
 
-@given(rules, st.lists(st.tuples(anything, anything), max_size=10), st.lists(st.tuples(anything, anything), max_size=10))
+@given(
+    rules, st.lists(st.tuples(anything, anything), max_size=10), st.lists(st.tuples(anything, anything), max_size=10)
+)
 def test_state_goes_through_json_and_the_run_goes_on_the_same(rule, before, after):
     straight = make(rule, groups=("a", "b"), smoothing=0.3)
     for violations in before:
@@ -139,15 +142,13 @@ def test_groups_need_distinct_names_and_one_violation_each():
         make(groups=("a", "b")).update([1.0])
 
 
-@pytest.mark.parametrize(
-    ("decay", "middle"), [("linear", 0.55), ("cosine", 0.55), ("exponential", math.sqrt(0.1))]
-)
+@pytest.mark.parametrize(("decay", "middle"), [("linear", 0.55), ("cosine", 0.55), ("exponential", math.sqrt(0.1))])
 def test_budget_goes_from_start_to_end(decay, middle):
     budget = [epsilon_schedule(s, 100, 1.0, 0.1, decay=decay) for s in range(150)]
     assert budget[0] == 1.0
     assert budget[50] == pytest.approx(middle)
     assert budget[100:] == pytest.approx([0.1] * 50)
-    assert all(a >= b for a, b in zip(budget, budget[1:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(budget))
 
 
 def test_cosine_starts_and_ends_gently():

@@ -75,3 +75,15 @@ def test_one_rank_averages_to_itself():
     averaged = g.average_over_ranks([torch.zeros(2), torch.zeros(3)], grads)
     assert averaged[0] is grads[0]
     assert averaged[1] is None
+
+
+def test_gradients_never_share_memory():
+    a, b, c, unused = (torch.ones(3, requires_grad=True) for _ in range(4))
+    # Autograd hands one tensor to a and b, and an expanded view of one number to c.
+    grads = g.differentiate((a + b).square().sum() + c.sum(), [a, b, c, unused])
+    assert grads[3] is None
+    grads[0].mul_(0)
+    assert [x.tolist() for x in grads[:3]] == [[0, 0, 0], [4, 4, 4], [1, 1, 1]]
+    grads[2][0] = 7.0
+    assert grads[2].tolist() == [7, 1, 1]
+    assert all(p.grad is None for p in (a, b, c, unused))

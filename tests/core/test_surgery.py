@@ -50,10 +50,7 @@ def test_no_conflict_means_plain_merging(pair, lambda_, mode):
 @given(gradient_pairs(), lambdas)
 def test_each_mode_is_its_formula(pair, lambda_):
     t, r = map(vector, pair)
-    if compute_dot(*pair) < 0:
-        t_projected = t - (t @ r) / (r @ r) * r
-    else:
-        t_projected = t
+    t_projected = t - (t @ r) / (r @ r) * r if compute_dot(*pair) < 0 else t
     for mode, expected in {
         "weighted": t_projected + lambda_ * r,
         "equal": (t_projected + r) / 2,

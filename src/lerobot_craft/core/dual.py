@@ -160,8 +160,8 @@ class Multipliers:
         for name, own in (("rule", self.dual.rule), ("groups", list(self.groups))):
             if state[name] != own:
                 raise CraftError(
-                    f"the saved multipliers have {name} {state[name]!r}, this run has {own!r}: resume with the settings "
-                    "of the saved run, or start a new one"
+                    f"the saved multipliers have {name} {state[name]!r}, this run has {own!r}: resume with the "
+                    "settings of the saved run, or start a new one"
                 )
         for values in (state["values"], state["smoothed"]):
             if not all(v is not None and math.isfinite(v) for v in self._checked(values)):

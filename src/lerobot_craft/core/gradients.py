@@ -27,6 +27,22 @@ _ACCELERATOR_BLOCK = 2**25
 _BUCKET_BYTES = 2**25  # per all-reduce: few messages, and far less than a gradient copy
 
 
+def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradient of `loss` for each parameter, in memory of its own. `.grad` must be empty, and is afterwards.
+
+    Not by `loss.backward()`: that runs the hooks which DDP hangs on every parameter. Outside DDP's own backward they
+    still mark the parameter as used, and if the task does not use it, DDP's next backward fails. FSDP2 is the other
+    way round: it reduces gradients in its backward hooks, so sharded parameters need a real backward.
+    """
+    if any(isinstance(p, DTensor) for p in parameters):
+        torch.autograd.backward(loss)
+        gradients = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        return gradients
+    return _owned(torch.autograd.grad(loss, parameters, allow_unused=True))
+
+
 def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None = None) -> tuple[float, float, float]:
     """(<a,a>, <a,b>, <b,b>) over all parameters and ranks: equation (11).
 
@@ -113,6 +129,20 @@ def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Te
     shared = values.to(device, copy=True)
     dist.all_reduce(shared, group=group)
     return shared.cpu()
+
+
+def _owned(gradients: Gradients) -> list[Tensor | None]:
+    """The same gradients, each alone in its memory: autograd may return one tensor, or views of it, for several."""
+    owners: set[int] = set()
+    owned: list[Tensor | None] = []
+    for g in gradients:
+        if g is not None:
+            storage = g.untyped_storage()
+            if storage.data_ptr() in owners or storage.nbytes() != g.nbytes:
+                g = g.clone(memory_format=torch.contiguous_format)
+            owners.add(g.untyped_storage().data_ptr())
+        owned.append(g)
+    return owned
 
 
 def _blocks(gradient: Tensor | None) -> Iterator[Tensor]:

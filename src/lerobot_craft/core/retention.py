@@ -6,7 +6,10 @@
 
 Order matters. The task backward finishes first: under DDP a second backward between its forward and its backward
 corrupts the reducer. Its gradients are then set aside by moving references, not by copying, and the retention
-backward fills fresh ones: two gradient copies in all, one more than plain training.
+gradients are taken into fresh memory: two gradient copies in all, one more than plain training.
+
+Under DDP the anchors go through the module inside the wrapper; under FSDP2 through the wrapped root, and (a rule of
+FSDP2's own) they must reach the same parameters on every rank.
 """
 
 import math
@@ -22,6 +25,7 @@ from lerobot_craft.core.dual import Multipliers
 from lerobot_craft.core.gradients import (
     average_over_ranks,
     combine_,
+    differentiate,
     squared_norm,
     sum_over_ranks,
     world_size,
@@ -41,8 +45,8 @@ class AnchorDrift(NamedTuple):
 class AnchorReport:
     """What one anchor step measured. Losses are means over all ranks; gradients are those before merging."""
 
-    retention_loss: float  # mean over the groups present, in the drift's unit
-    group_losses: tuple[float | None, ...]  # per group; None where the batch had no anchor of it
+    retention_loss: float  # mean over the groups present, in the budget's unit
+    group_losses: tuple[float | None, ...]  # per group, in the budget's unit; None: the batch had no anchor of it
     lambdas: tuple[float, ...]  # as used in this step, before its dual update
     epsilon: float
     conflict: bool
@@ -78,8 +82,12 @@ class RetentionStep:
         multipliers: one per constraint group.
         surgery: projection, merge mode and bounds.
         epsilon: the budget at a step, e.g. a partial of `epsilon_schedule`.
+        units: the drift, per group, that counts as 1 against the budget, e.g. the teacher's own error on that task's
+            demonstrations. Multipliers move by the drift in this unit; their gradient stays that of the drift itself,
+            so that lambda keeps its meaning beside the task loss (25). 1 by default: the budget is absolute.
         retention_freq: K; anchors are visited on every K-th step and count K-fold (22).
-        backward: how a loss is differentiated; `accelerator.backward` under accelerate.
+        backward: how the task loss is differentiated; `accelerator.backward` under accelerate. It must leave unscaled
+            gradients: float16 loss scaling is not supported, bfloat16 needs none.
         group: the ranks that share this model; the default group if torch.distributed is initialised.
     """
 
@@ -91,12 +99,16 @@ class RetentionStep:
         *,
         surgery: Surgery | None = None,
         epsilon: Callable[[int], float] = no_budget,
+        units: Sequence[float] | None = None,
         retention_freq: int = 1,
         backward: Callable[[Tensor], None] = torch.autograd.backward,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         if retention_freq < 1:
             raise ValueError(f"retention_freq must be at least 1; got {retention_freq}")
+        self.units = [1.0] * len(multipliers.groups) if units is None else [float(u) for u in units]
+        if len(self.units) != len(multipliers.groups) or not all(0 < u < math.inf for u in self.units):
+            raise ValueError(f"{len(multipliers.groups)} positive units are needed, one per group; got {units}")
         self.parameters = [p for p in parameters if p.requires_grad]
         self.optimizer = optimizer
         self.multipliers = multipliers
@@ -171,14 +183,13 @@ class RetentionStep:
                 "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
                 "from, or retain a value that the trained parameters reach"
             )
-        self._backward(constraint.loss)
-        retention = average_over_ranks(self.parameters, self._take_gradients(), self._group)
+        retention = average_over_ranks(self.parameters, differentiate(constraint.loss, self.parameters), self._group)
         gram = Gram.of(task, retention, self._group)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
         merged = combine_(task, retention, weights.task, weights.retention)
         for p, g in zip(self.parameters, merged, strict=True):
             p.grad = g
-        group_losses = constraint.group_losses(self._group)
+        group_losses = constraint.group_losses(self.units, self._group)
         measured = [loss for loss in group_losses if loss is not None]
         anchor = AnchorReport(
             retention_loss=sum(measured) / len(measured),
@@ -229,11 +240,13 @@ class _Constraint:
         loss = (drift.per_sample * weights.to(drift.per_sample)).sum()
         return cls(loss, (total / present.sum()).item(), drift, groups, counts)
 
-    def group_losses(self, group: dist.ProcessGroup | None) -> tuple[float | None, ...]:
+    def group_losses(self, units: Sequence[float], group: dist.ProcessGroup | None) -> tuple[float | None, ...]:
         sums = torch.zeros(len(self._counts), dtype=torch.float64)
         sums.index_add_(0, self._groups, self._per_sample.cpu().double())
         sums = sum_over_ranks(sums, group)
-        return tuple(s / n if n else None for s, n in zip(sums.tolist(), self._counts.tolist(), strict=True))
+        return tuple(
+            s / n / unit if n else None for s, n, unit in zip(sums.tolist(), self._counts.tolist(), units, strict=True)
+        )
 
 
 def _group_indices(drift: AnchorDrift, num_groups: int) -> Tensor:
