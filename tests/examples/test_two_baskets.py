@@ -1,0 +1,25 @@
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "two_baskets.py"
+
+
+@pytest.fixture(autouse=True)
+def _threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_plain_fine_tuning_forgets_and_craft_keeps(capsys):
+    main = runpy.run_path(str(SCRIPT))["main"]
+    rates = main(["--seeds=1", "--episodes=100", "--pretrain_steps=1500", "--steps=500"])
+    before, plain, craft = rates.values()
+    assert min(before["red"], before["blue"]) >= 0.9
+    assert max(plain["red"], plain["blue"]) <= 0.3
+    assert min(craft.values()) >= 0.85
+    assert plain["green"] >= 0.9
+    assert "n = 100 episodes per cell (1 seeds)" in capsys.readouterr().out

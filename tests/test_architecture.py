@@ -1,0 +1,67 @@
+"""Rooms and the direction in which they may see each other: docs and CONTRIBUTING say it, this checks it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lerobot_craft
+
+ROOT = Path(lerobot_craft.__file__).parent
+# What each room may import of this package; a room that is not listed here must be added with a thought.
+MAY_IMPORT = {
+    "errors": set(),
+    "core": {"errors"},
+    "lerobot_api": {"errors"},
+    "doctor": {"errors", "lerobot_api"},
+    "cli": {"errors", "lerobot_api", "doctor"},
+    "__main__": {"cli"},
+}
+KNOWS_LEROBOT = {"lerobot_api"}
+
+
+def room_of(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """Dotted names that a file imports, wherever in the file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are written in full here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FILES = [p for p in sorted(ROOT.rglob("*.py")) if p.name != "__init__.py" or p.parent != ROOT]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    room = room_of(path)
+    assert room in MAY_IMPORT, f"the room {room} is new: say in MAY_IMPORT what it may see"
+    for name in imports(path):
+        package, _, rest = name.partition(".")
+        if package == "lerobot_craft" and rest:
+            seen = rest.split(".")[0]
+            assert seen in MAY_IMPORT[room] | {room, "__version__"}, f"{room} must not see {seen}"
+        if package == "lerobot":
+            assert room in KNOWS_LEROBOT, f"{room} calls lerobot itself: that belongs into lerobot_api.py"
+
+
+def modules_after(statement):
+    code = f"import sys; {statement}; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_core_does_not_load_lerobot():
+    loaded = modules_after("import lerobot_craft.core")
+    assert "torch" in loaded
+    assert not {m for m in loaded if m.split(".")[0] in {"lerobot", "transformers", "torchjd", "cooper", "cvxpy"}}
+
+
+def test_the_package_itself_loads_nothing():
+    assert "torch" not in modules_after("import lerobot_craft")
