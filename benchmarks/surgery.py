@@ -1,9 +1,10 @@
 """Time and memory of one constrained step, against the ways it is usually done. `make bench-surgery` runs this.
 
 Every method computes the gradients of the same two losses of the same model and leaves one merged gradient in
-`.grad`. Methods take turns in one process, so that their ratio survives a noisy machine; the absolute times do not
-mean much. Memory is what torch's allocator held at its peak beyond the parameters, with inputs so short that
-activations vanish beside the gradients: in units of one gradient copy.
+`.grad`. Methods take turns in one process, each timed right beside the baseline, so that their ratio survives a noisy
+machine; the absolute times do not mean much. The baseline against itself shows what noise is left. Memory is what
+torch's allocator held at its peak beyond the parameters, with inputs so short that activations vanish beside the
+gradients: in units of one gradient copy.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def gradient_copies(method: Callable[[Problem], None], problem: Problem) -> floa
 
 @dataclass(frozen=True)
 class Row:
-    """One method. Ratios are to the weighted sum of the losses in the same repeat."""
+    """One method. Ratios are to the weighted sum of the losses, timed right before or after."""
 
     method: str
     time_ratio_median: float
@@ -162,18 +163,29 @@ def measure(model: Transformer, options: argparse.Namespace) -> list[Row]:
     copies = {name: gradient_copies(method, short) for name, method in METHODS.items()}
     for method in METHODS.values():
         seconds(method, problem)  # warm up
-    times: dict[str, list[float]] = {name: [] for name in METHODS}
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in METHODS}
     for repeat in range(options.repeats):
         for i in torch.randperm(len(METHODS)).tolist():
             name = list(METHODS)[i]
-            times[name].append(seconds(METHODS[name], problem))
+            pairs[name].append(against_baseline(METHODS[name], problem, baseline_first=repeat % 2 == 0))
         print(f"repeat {repeat + 1}/{options.repeats}", flush=True)
     rows = []
-    for name in METHODS:
-        ratios = [t / baseline for t, baseline in zip(times[name], times[BASELINE], strict=True)]
-        low_high = (min(ratios), max(ratios))
-        rows.append(Row(name, median(ratios), low_high, median(times[name]), copies[name]))
+    for name, timed in pairs.items():
+        ratios = [own / baseline for own, baseline in timed]
+        own_median = median(own for own, _ in timed)
+        rows.append(Row(name, median(ratios), (min(ratios), max(ratios)), own_median, copies[name]))
     return rows
+
+
+def against_baseline(
+    method: Callable[[Problem], None], problem: Problem, *, baseline_first: bool
+) -> tuple[float, float]:
+    """Seconds of the method and of the baseline right beside it, so that both meet the same noise."""
+    if baseline_first:
+        baseline = seconds(METHODS[BASELINE], problem)
+        return seconds(method, problem), baseline
+    own = seconds(method, problem)
+    return own, seconds(METHODS[BASELINE], problem)
 
 
 def report(model: Transformer, rows: list[Row], options: argparse.Namespace) -> None:
@@ -207,7 +219,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -63,8 +63,8 @@ def expert(scenes: Tensor, basket: str) -> Tensor:
 
 def at_most_speed(velocity: Tensor) -> Tensor:
     """[B, 2], no longer than SPEED."""
-    length = torch.linalg.vector_norm(velocity, dim=-1, keepdim=True)
-    return velocity * (SPEED / length.clamp_min(SPEED))
+    slowed: Tensor = velocity * (SPEED / velocity.norm(dim=-1, keepdim=True).clamp_min(SPEED))
+    return slowed
 
 
 def demonstrations(basket: str, episodes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,13 +49,13 @@ def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None =
     Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64.
     """
     # Keyed by the weight of a rank's values in the sum over ranks: what is held twice must count once.
-    sums: dict[float, tuple[list[Tensor], list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], [], []))
+    products: dict[float, list[list[Tensor]]] = defaultdict(lambda: [[], [], []])
     world = world_size(group)
     for x, y in zip(a, b, strict=True):
         present = x if x is not None else y
         if present is None:
             continue
-        aa, ab, bb = sums[_share(present, world)]
+        aa, ab, bb = products[_share(present, world)]
         for u, v in zip_longest(_blocks(x), _blocks(y)):
             if u is not None:
                 aa.append(u.dot(u))
@@ -63,8 +63,10 @@ def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None =
                 bb.append(v.dot(v))
             if u is not None and v is not None:
                 ab.append(u.dot(v))
-    local = [sum(share * _total(kinds[i]) for share, kinds in sums.items()) for i in range(3)]
-    aa_sum, ab_sum, bb_sum = sum_over_ranks(torch.tensor(local, dtype=torch.float64), group).tolist()
+    local = torch.zeros(3, dtype=torch.float64)
+    for share, kinds in products.items():
+        local += share * _totals(kinds)
+    aa_sum, ab_sum, bb_sum = sum_over_ranks(local, group).tolist()
     return aa_sum, ab_sum, bb_sum
 
 
@@ -168,11 +170,11 @@ def _share(gradient: Tensor, world: int) -> float:
     return math.prod(sharded) / world
 
 
-def _total(products: list[Tensor]) -> float:
-    if not products:
-        return 0.0
-    device = products[0].device
-    return torch.stack([p.to(device) for p in products]).cpu().double().sum().item()
+def _totals(kinds: list[list[Tensor]]) -> Tensor:
+    """Sum of each list of scalars, on the CPU in float64, by one transfer: each would wait for the device."""
+    scalars = [scalar for kind in kinds for scalar in kind]
+    values = torch.stack([s.to(scalars[0].device) for s in scalars]).cpu().double()
+    return torch.stack([kind.sum() for kind in values.split([len(kind) for kind in kinds])])
 
 
 def _average_bucket(bucket: list[Tensor], world: int, group: dist.ProcessGroup | None) -> None:

@@ -1,0 +1,108 @@
+"""The command `craft`: finds the verb and hands it the rest of the line, untouched.
+
+Nothing but the standard library is imported here, and a verb's module only when that verb runs, so
+`craft --help` answers before torch could be loaded. The top level parses no flag of a verb: some verbs
+give theirs to draccus, which has its own grammar.
+
+A new verb is one line in `VERBS` and one file `cli/<verb>.py` with `run(argv) -> exit code`.
+
+Exit codes: 0 done; 1 the verb did its work and the answer is no; 2 the command line or the input is wrong;
+130 interrupted; 141 the reader of our output went away (both as a shell would report the signal).
+"""
+
+import difflib
+import importlib
+import os
+import select
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from lerobot_craft import __version__
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import quiet_video
+
+INTERRUPTED = 130
+READER_LEFT = 141
+
+
+class Verb(NamedTuple):
+    """Where a verb's `run` lives, and the line that `craft --help` shows for it."""
+
+    module: str
+    summary: str
+
+
+VERBS = {
+    "doctor": Verb("lerobot_craft.cli.doctor", "say whether this machine is ready, and what to type if it is not"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `craft` on `argv` (the process's own arguments if None) and return the exit code."""
+    try:
+        try:
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            # Here and not at interpreter exit, where a closed pipe could no longer be caught.
+            sys.stdout.flush()
+    except CraftError as error:
+        print(f"craft: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        if not _reader_left():
+            raise  # another pipe broke, say a data worker's: that is a fault and keeps its traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv:
+        # A line without a verb is an unfinished one: a script must not take it for success.
+        print(_help(), file=sys.stderr)
+        return 2
+    name, *rest = argv
+    if name in ("-h", "--help"):
+        print(_help())
+        return 0
+    if name == "--version":
+        print(f"craft {__version__}")
+        return 0
+    if name not in VERBS:
+        raise CraftError(_unknown(name))
+    quiet_video()  # for every verb: whichever opens a dataset would otherwise print pages
+    exit_code: int = importlib.import_module(VERBS[name].module).run(rest)
+    return exit_code
+
+
+def _help() -> str:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {name:<{width}}  {verb.summary}" for name, verb in VERBS.items())
+    return f"""usage: craft VERB [options]
+
+Constrained retention fine-tuning: teach a LeRobot policy a new task without losing the old ones.
+
+verbs:
+{verbs}
+
+options:
+  -h, --help  show this and exit; `craft VERB --help` shows the options of a verb
+  --version   show the version and exit"""
+
+
+def _unknown(name: str) -> str:
+    kind, known, dashes = ("option", ("help", "version"), "--") if name.startswith("-") else ("verb", VERBS, "")
+    near = difflib.get_close_matches(name.lstrip("-"), known, n=1)  # the dashes would make all options alike
+    advice = f"did you mean `craft {dashes}{near[0]}`?" if near else "`craft --help` lists what there is."
+    return f"unknown {kind} {name!r}: {advice}"
+
+
+def _reader_left() -> bool:
+    """Whether the other end of standard output is closed (`craft doctor | head -1`)."""
+    if not hasattr(select, "poll"):
+        return True  # Windows: pipes cannot be asked
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))

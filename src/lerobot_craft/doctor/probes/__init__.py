@@ -1,0 +1,1 @@
+"""Scripts that `lerobot_craft.doctor.probe` runs in a child process; they import nothing from craft."""
