@@ -3,7 +3,7 @@ import json
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lerobot_craft.core import Dual, Multipliers, epsilon_schedule, update_lambda
@@ -32,6 +32,14 @@ def test_a_multiplier_is_always_finite_and_within_its_bounds(rule, violations, l
     for violation in violations:
         (value,) = multipliers.update([violation], elapsed_steps=steps)
         assert multipliers.dual.lambda_min * (1 - 1e-12) <= value <= 10.0 * (1 + 1e-12)
+
+
+@given(rules, st.lists(anything), st.integers(1, 1000))
+@example("ascent", [1e308], 1000)  # overflows to infinity if it is not cut, and 0 * infinity is NaN
+def test_a_learning_rate_of_zero_is_a_fixed_lambda(rule, violations, steps):
+    multipliers = make(rule, lambda_lr=0.0)
+    for violation in violations:
+        assert multipliers.update([violation], elapsed_steps=steps) == pytest.approx([1.0])
 
 
 @given(rules, st.floats(-100, 100))

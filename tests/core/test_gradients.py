@@ -65,9 +65,11 @@ def test_mixed_dtypes_combine():
     assert [x.tolist() for x in g.combine_(t, clone(t), 2.0, 3.0)] == [[5, 5], [5, 5]]
 
 
-def test_zero_weight_never_spreads_nan():
-    t, r = [torch.ones(2)], [torch.full((2,), math.nan)]
-    assert_close(g.combine_(t, r, 1.0, 0.0)[0], torch.ones(2))
+def test_zero_weight_never_spreads_nan_and_makes_no_gradient_where_there_was_none():
+    t, r = [torch.ones(2), None], [torch.full((2,), math.nan), torch.ones(2)]
+    combined = g.combine_(t, r, 1.0, 0.0)
+    assert_close(combined[0], torch.ones(2))
+    assert combined[1] is None
 
 
 def test_one_rank_averages_to_itself():

@@ -78,6 +78,17 @@ def test_without_projection_it_is_the_gradient_of_the_lagrangian(policy, data):
     assert_same_parameters(policy, expected)
 
 
+def test_bfloat16_weights_take_the_step_of_float32_ones(policy, data):
+    small = copy.deepcopy(policy).to(torch.bfloat16)
+    low = {name: x.to(torch.bfloat16) for name, x in data.items()}
+    exact = take(make_step(policy), policy, data)
+    report = take(make_step(small), small, low)
+    assert report.anchor.retention_loss == pytest.approx(exact.anchor.retention_loss, rel=0.02)
+    assert report.anchor.cos == pytest.approx(exact.anchor.cos, abs=0.02)
+    assert report.merged_norm == pytest.approx(exact.merged_norm, rel=0.02)
+    assert all(p.dtype == torch.bfloat16 for p in small.parameters())
+
+
 def test_lambda_zero_without_projection_is_plain_training(policy, data):
     expected = sgd_reference(policy, lambda p: task_loss(p, data))
     take(make_step(policy, Dual(initial_lambda=0.0), surgery=NO_PROJECTION), policy, data)

@@ -113,10 +113,10 @@ def ddp_steps(rank, world):
             assert_same_run(run, references[name])
 
 
-def fsdp_steps(rank, world):
+def sharded_steps(rank, world, mesh_shape):
     references = {name: train(lambda p: p, **settings) for name, settings in SETTINGS.items()}
     join_ranks(rank, world)
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", mesh_shape, mesh_dim_names=("replicate", "shard")[-len(mesh_shape) :])
 
     def shard(policy):
         for layer in policy.trunk:
@@ -126,6 +126,15 @@ def fsdp_steps(rank, world):
     for name, settings in SETTINGS.items():
         run = train(shard, my_part(rank, world), anchors_through_wrapper=True, **settings)
         assert_same_run(run, references[name])
+
+
+def fsdp_steps(rank, world):
+    sharded_steps(rank, world, mesh_shape=(world,))
+
+
+def hsdp_steps(rank, world):
+    """Every shard has a replica."""
+    sharded_steps(rank, world, mesh_shape=(2, world // 2))
 
 
 def check_shards_with_another_sign(rank, world):
@@ -191,6 +200,6 @@ def test_two_ranks(check, tmp_path):
 
 
 @pytest.mark.slow  # four processes on two cores
-@pytest.mark.parametrize("check", [ddp_steps, fsdp_steps])
+@pytest.mark.parametrize("check", [ddp_steps, fsdp_steps, hsdp_steps])
 def test_four_ranks(check, tmp_path):
     run_on_ranks(check, 4, tmp_path)

@@ -80,15 +80,18 @@ def combine_(a: Gradients, b: Gradients, weight_a: float, weight_b: float) -> li
     """weight_a * a + weight_b * b, in place: into `a` where it exists, else into `b`. No tensor is allocated.
 
     Writing into `a` matters under DDP, whose `gradient_as_bucket_view` makes the task gradients views of its own
-    buckets: they stay so.
+    buckets: they stay so. With weight_b = 0 the result is that of `a` alone, missing gradients included: to an
+    optimizer with weight decay a gradient of zeros is not the same as none.
     """
+    if weight_b == 0.0:
+        b = [None] * len(b)
     pairs = list(zip(a, b, strict=True))
     in_a = [x for x, _ in pairs if x is not None]
     only_b = [y for x, y in pairs if x is None and y is not None]
     both = [(x, y) for x, y in pairs if x is not None and y is not None]
     if in_a and weight_a != 1.0:
         torch._foreach_mul_(in_a, weight_a)
-    if both and weight_b != 0.0:
+    if both:
         torch._foreach_add_([x for x, _ in both], [y for _, y in both], alpha=weight_b)
     if only_b:
         torch._foreach_mul_(only_b, weight_b)

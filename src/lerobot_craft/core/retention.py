@@ -1,4 +1,4 @@
-"""One constrained training step for any torch module and any two losses: docs/method.md, equations (22) to (24).
+"""One constrained training step for any torch module and any two losses: docs/method.md, equations (22) to (25).
 
     step = RetentionStep(model.parameters(), optimizer, Multipliers(Dual()))
     for batch, anchors in ...:
