@@ -14,7 +14,7 @@ import argparse
 import copy
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -95,13 +95,12 @@ def success(policy: Policy, basket: str, episodes: int) -> int:
     return int(((scenes[:, 2 + 2 * i : 4 + 2 * i] - scenes[:, :2]).norm(dim=-1) < RADIUS).sum())
 
 
-def pretrain(steps: int) -> Policy:
-    """A policy that serves the old baskets."""
-    policy = Policy()
-    optimizer = torch.optim.Adam(policy.parameters(), lr=2e-3)
-    demos = [demonstrations(basket, EPISODES) for basket in OLD]
+def imitate(policy: Policy, baskets: Sequence[str], steps: int, batch: int, lr: float) -> Policy:
+    """Plain training on demonstrations."""
+    optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+    demos = [demonstrations(basket, EPISODES) for basket in baskets]
     for step in range(steps):
-        scenes, tokens, actions = batch_of(demos[step % len(OLD)], 256)
+        scenes, tokens, actions = batch_of(demos[step % len(demos)], batch)
         optimizer.zero_grad()
         drift(policy(scenes, tokens), actions).backward()
         optimizer.step()
@@ -110,15 +109,7 @@ def pretrain(steps: int) -> Policy:
 
 def finetune_plainly(teacher: Policy, steps: int) -> Policy:
     """Nothing but the new task."""
-    student = copy.deepcopy(teacher)
-    optimizer = torch.optim.Adam(student.parameters(), lr=1e-3)
-    demos = demonstrations(NEW, EPISODES)
-    for _ in range(steps):
-        scenes, tokens, actions = batch_of(demos, 128)
-        optimizer.zero_grad()
-        drift(student(scenes, tokens), actions).backward()
-        optimizer.step()
-    return student
+    return imitate(copy.deepcopy(teacher), [NEW], steps, batch=128, lr=1e-3)
 
 
 def finetune_with_craft(teacher: Policy, steps: int) -> Policy:
@@ -187,7 +178,7 @@ def main(arguments: list[str] | None = None) -> dict[str, dict[str, float]]:
     counts = {name: dict.fromkeys(BASKETS, 0) for name in methods}
     for seed in range(options.seeds):
         torch.manual_seed(seed)
-        teacher = pretrain(options.pretrain_steps)
+        teacher = imitate(Policy(), OLD, options.pretrain_steps, batch=256, lr=2e-3)
         for name, method in methods.items():
             torch.manual_seed(seed)
             student = method(teacher, options.steps)
