@@ -119,8 +119,12 @@ def test_bad_input_is_named():
         drift(x, x, "huber")
     with pytest.raises(ValueError, match=r"\(2, 3\).*\(3, 2\)"):
         drift(x, x.T)
-    with pytest.raises(ValueError, match="scale must be positive"):
-        drift(x, x, scale=0.0)
+    for scale in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            drift(x, x, scale=scale)
+    for mask in (None, torch.ones(2, dtype=torch.bool)):
+        with pytest.raises(ValueError, match="reduction must be mean or none; got 'sum'"):
+            drift(x, x, mask=mask, reduction="sum")
 
 
 def test_token_cross_entropy_ignores_padding():

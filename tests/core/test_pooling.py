@@ -102,3 +102,8 @@ def test_bad_request_is_named(hidden, pooling, spans, message):
 def test_span_that_runs_backwards_is_refused():
     with pytest.raises(ValueError, match=r"language span \(5, 3\)"):
         TokenSpans(language=(5, 3))
+
+
+def test_mask_of_another_sequence_is_refused(hidden):
+    with pytest.raises(ValueError, match=r"mask \(2, 10\).*hidden \(2, 11, 8\)"):
+        pool_hidden_states(hidden, MASK[:, :10], "mean_masked", SPANS)

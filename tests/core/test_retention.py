@@ -246,6 +246,19 @@ def test_bad_units_are_named(policy, units):
         make_step(policy, groups=("a", "b"), units=units)
 
 
+@pytest.mark.parametrize("epsilon", [math.nan, math.inf, -0.1])
+def test_a_budget_that_cannot_bind_is_refused(policy, data, epsilon):
+    with pytest.raises(ValueError, match=r"budget must be finite and not negative; it is .* at step 0"):
+        take(make_step(policy, epsilon=lambda _: epsilon), policy, data)
+
+
+def test_nothing_to_train_and_broken_state_are_named(policy):
+    with pytest.raises(CraftError, match="resume from another checkpoint"):
+        make_step(policy).load_state_dict({"step": 3})
+    with pytest.raises(CraftError, match="every parameter is frozen"):
+        RetentionStep([policy.frozen], torch.optim.SGD(policy.parameters()), Multipliers(Dual()))
+
+
 def test_the_budget_is_read_at_every_anchor_step(policy, data):
     step = make_step(policy, retention_freq=2, epsilon=lambda s: float(s))
     reports = [take(step, policy, data) for _ in range(4)]

@@ -5,6 +5,7 @@ positions of a sample, and then over samples. All arithmetic is at least float32
 widened first, so that a difference of two close values is not lost to rounding and a square does not overflow.
 """
 
+import math
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -70,8 +71,8 @@ def drift(
         raise ValueError(f"drift kind must be one of {', '.join(get_args(DriftKind))}; got {kind!r}")
     if student.shape != teacher.shape:
         raise ValueError(f"student {tuple(student.shape)} and teacher {tuple(teacher.shape)} must have the same shape")
-    if isinstance(scale, float | int) and not scale > 0:
-        raise ValueError(f"scale must be positive; got {scale}")
+    if isinstance(scale, float | int) and not 0 < scale < math.inf:
+        raise ValueError(f"scale must be positive and finite; got {scale}")
     student, teacher = widen(student), widen(teacher.detach())
     if mask is not None:
         mask = mask.to(torch.bool).expand(student.shape[:-1])
@@ -111,6 +112,8 @@ def token_cross_entropy(
 
 def _reduce(positions: Tensor, mask: Tensor | None, reduction: str) -> Tensor:
     """[B, ...] position values -> one value per sample, or their mean over the samples that have one."""
+    if reduction not in ("mean", "none"):
+        raise ValueError(f"reduction must be mean or none; got {reduction!r}")
     if mask is None:
         per_sample = positions.flatten(1).mean(dim=1) if positions.dim() > 1 else positions
         return per_sample.mean() if reduction == "mean" else per_sample

@@ -35,8 +35,10 @@ def epsilon_schedule(
     """Budget at `step` (counted from 0), equation (21). `epsilon_decay_steps` = 0 means all training steps."""
     if decay not in get_args(EpsilonDecay):
         raise ValueError(f"epsilon decay must be one of {', '.join(get_args(EpsilonDecay))}; got {decay!r}")
-    if epsilon_start < 0 or epsilon_end < 0:
-        raise ValueError(f"a budget is not negative; got epsilon {epsilon_start} -> {epsilon_end}")
+    if not (0 <= epsilon_start < math.inf and 0 <= epsilon_end < math.inf):
+        raise ValueError(f"a budget is finite and not negative; got epsilon {epsilon_start} -> {epsilon_end}")
+    if epsilon_decay_steps < 0:
+        raise ValueError(f"epsilon_decay_steps must be 0 (all training steps) or more; got {epsilon_decay_steps}")
     if decay == "exponential" and not (epsilon_start > 0 and epsilon_end > 0):
         raise ValueError(
             f"exponential decay needs a positive start and end; got epsilon {epsilon_start} -> {epsilon_end}"
@@ -138,8 +140,12 @@ class Multipliers:
         change *= dual.lambda_lr * (dual.fall_rate if change < 0 else 1.0)
         if dual.rule == "log":
             low, high = math.log(dual.lambda_min), math.log(dual.lambda_max)
-            return math.exp(max(low, min(high, math.log(self.values[i]) + change)))
-        return max(dual.lambda_min, min(dual.lambda_max, self.values[i] + change))
+            # Clipped twice: before, so that exp cannot overflow; after, because exp(log(10)) is above 10.
+            return self._clip(math.exp(max(low, min(high, math.log(self.values[i]) + change))))
+        return self._clip(self.values[i] + change)
+
+    def _clip(self, value: float) -> float:
+        return max(self.dual.lambda_min, min(self.dual.lambda_max, value))
 
     def _checked(self, violations: Sequence[float | None]) -> Sequence[float | None]:
         if len(violations) != len(self.groups):
@@ -156,7 +162,10 @@ class Multipliers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the values of `state_dict`; refuse those of another rule or of other groups."""
+        """Take the values of `state_dict`, within this run's bounds; refuse those of another rule or other groups."""
+        absent = {"rule", "groups", "values", "smoothed"} - set(state)
+        if absent:
+            raise CraftError(f"the saved multipliers lack {', '.join(sorted(absent))}: resume from another checkpoint")
         for name, own in (("rule", self.dual.rule), ("groups", list(self.groups))):
             if state[name] != own:
                 raise CraftError(
@@ -166,5 +175,5 @@ class Multipliers:
         for values in (state["values"], state["smoothed"]):
             if not all(v is not None and math.isfinite(v) for v in self._checked(values)):
                 raise CraftError("the saved multipliers are not finite: resume from an earlier checkpoint")
-        self.values = [float(v) for v in state["values"]]
+        self.values = [self._clip(float(v)) for v in state["values"]]
         self._smoothed = [float(v) for v in state["smoothed"]]

@@ -61,6 +61,8 @@ def pool_hidden_states(hidden: Tensor, mask: Tensor, pooling: Pooling, spans: To
             `valid`).
         spans: where the modalities sit.
     """
+    if mask.shape != hidden.shape[:2]:
+        raise ValueError(f"mask {tuple(mask.shape)} must have one entry per token of hidden {tuple(hidden.shape)}")
     mask = mask.to(torch.bool)
     num_tokens = hidden.shape[1]
     match pooling:

@@ -110,6 +110,8 @@ class RetentionStep:
         if len(self.units) != len(multipliers.groups) or not all(0 < u < math.inf for u in self.units):
             raise ValueError(f"{len(multipliers.groups)} positive units are needed, one per group; got {units}")
         self.parameters = [p for p in parameters if p.requires_grad]
+        if not self.parameters:
+            raise CraftError("there is nothing to train: every parameter is frozen")
         self.optimizer = optimizer
         self.multipliers = multipliers
         self.surgery = surgery or Surgery()
@@ -156,6 +158,8 @@ class RetentionStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
+        if not {"step", "multipliers"} <= set(state):
+            raise CraftError("the saved step or its multipliers are missing: resume from another checkpoint")
         self.multipliers.load_state_dict(state["multipliers"])
         self.step = int(state["step"])
 
@@ -176,6 +180,9 @@ class RetentionStep:
         return StepReport(self.step, task_loss, norm, min(norm, bound), anchor=None)
 
     def _merge(self, task_loss: Tensor, task: list[Tensor | None], drift: Tensor | AnchorDrift) -> StepReport:
+        epsilon = self.epsilon(self.step)
+        if not 0 <= epsilon < math.inf:  # a NaN would stop the multipliers without a word
+            raise ValueError(f"the budget must be finite and not negative; it is {epsilon} at step {self.step}")
         lambdas = tuple(self.multipliers.values)
         constraint = _Constraint.of(drift, lambdas, self._group)
         if not constraint.loss.requires_grad:
@@ -195,7 +202,7 @@ class RetentionStep:
             retention_loss=sum(measured) / len(measured),
             group_losses=group_losses,
             lambdas=lambdas,
-            epsilon=self.epsilon(self.step),
+            epsilon=epsilon,
             conflict=weights.conflict,
             dot=gram.tr,
             cos=gram.cos,
