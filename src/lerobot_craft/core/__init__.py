@@ -17,6 +17,7 @@ from lerobot_craft.core.surgery import (
     merge_weights,
     project_if_conflict,
 )
+from lerobot_craft.core.tail import fold_tail, largest_entries
 
 __all__ = [
     "AnchorDrift",
@@ -36,7 +37,9 @@ __all__ = [
     "compute_dot",
     "drift",
     "epsilon_schedule",
+    "fold_tail",
     "identify_image_tokens",
+    "largest_entries",
     "merge_grads",
     "merge_weights",
     "pool_hidden_states",
