@@ -1,5 +1,7 @@
 import os
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when transformers is imported
+
 import pytest
 import torch
 from hypothesis import settings

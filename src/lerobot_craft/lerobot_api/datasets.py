@@ -1,0 +1,233 @@
+"""The dataset side of lerobot: opening, listing and reading frames, and nothing else.
+
+A sibling of `lerobot_api`: what is known here of lerobot's inside was checked against the release that craft requires.
+Nothing of lerobot is imported at the top, because that takes ten seconds and more.
+"""
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, default_collate
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import quiet_video
+
+if TYPE_CHECKING:
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as lerobot's DataLoader collates them
+
+_BATCHES_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class FrameTable:
+    """Where every frame of an opened dataset belongs: one row per frame, row i being the frame `dataset[i]`."""
+
+    task: npt.NDArray[np.int64]  # index into the dataset's instructions
+    episode: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]  # frames since the episode began
+    length: npt.NDArray[np.int64]  # of the frame's episode
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+
+def open_dataset(
+    repo_id: str,
+    root: str | Path | None = None,
+    revision: str | None = None,
+    *,
+    policy_config: "PreTrainedConfig | None" = None,
+    episodes: Sequence[int] | None = None,
+) -> "LeRobotDataset":
+    """A LeRobotDataset whose samples are those that `lerobot-train` would see, without image transforms.
+
+    Args:
+        repo_id: The dataset's name, such as `lerobot/pusht`.
+        root: Its directory on this machine. Where given, the dataset must be there: nothing is downloaded.
+        revision: Branch, tag or commit on the Hub.
+        policy_config: Decides which past observations and future actions belong to a sample.
+        episodes: Only these; all when None.
+
+    Raises:
+        CraftError: It is missing, incomplete or unreadable.
+    """
+    quiet_video()
+    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+    from lerobot.datasets.factory import resolve_delta_timestamps
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    if root is not None and not (Path(root) / "meta" / "info.json").is_file():
+        raise CraftError(
+            f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
+            f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
+        )
+    chosen = None if episodes is None else sorted(set(episodes))
+    try:
+        meta = LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+        _check_episodes(meta, chosen)
+        if root is not None:
+            _check_files(meta, chosen)
+        deltas = None if policy_config is None else resolve_delta_timestamps(policy_config, meta)
+        return LeRobotDataset(
+            repo_id, root=root, revision=revision, episodes=chosen, delta_timestamps=deltas, return_uint8=True
+        )
+    except CraftError:
+        raise
+    except Exception as error:  # parquet, JSON, video and network layers each raise their own
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise CraftError(
+            f"The dataset {repo_id} cannot be read from {root or 'the Hub or its local copy'}"
+            f" ({type(error).__name__}: {reason}). If it is on this machine, give its directory as --dataset.root."
+        ) from error
+
+
+def _check_episodes(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> None:
+    if meta.total_frames == 0:
+        raise CraftError(f"The dataset {meta.repo_id} has no frames. Record or choose another one.")
+    if episodes is None:
+        return
+    absent = [episode for episode in episodes if not 0 <= episode < meta.total_episodes]
+    if absent or not episodes:
+        asked = f"not {absent[0]}" if absent else "none was chosen"
+        raise CraftError(
+            f"The dataset {meta.repo_id} has episodes 0 to {meta.total_episodes - 1}, {asked}. Mend --dataset.episodes."
+        )
+
+
+def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> None:
+    """Refuse an incomplete directory, which lerobot would otherwise try to complete from the Hub."""
+    files = set()
+    for episode in range(meta.total_episodes) if episodes is None else episodes:
+        files.add(meta.get_data_file_path(episode))
+        files.update(meta.get_video_file_path(episode, key) for key in meta.video_keys)
+    missing = sorted(str(file) for file in files if not (meta.root / file).is_file())
+    if missing:
+        raise CraftError(
+            f"The dataset in {meta.root} is incomplete: {missing[0]} is missing"
+            + (f", and {len(missing) - 1} more files." if len(missing) > 1 else ".")
+            + " Copy it again, or give another directory as --dataset.root."
+        )
+
+
+def frame_table(dataset: "LeRobotDataset") -> FrameTable:
+    """The dataset's frames as arrays; no image or video is decoded."""
+    # The Arrow table itself, because rows of `hf_dataset` come with their images decoded.
+    columns = dataset.hf_dataset.data
+    task, episode, position = (
+        columns.column(name).to_numpy().astype(np.int64) for name in ("task_index", "episode_index", "frame_index")
+    )
+    lengths = np.asarray(dataset.meta.episodes["length"], dtype=np.int64)
+    return FrameTable(task=task, episode=episode, position=position, length=lengths[episode])
+
+
+def instructions(dataset_meta: "LeRobotDatasetMetadata") -> list[str]:
+    """The dataset's instructions; a frame's task index points into this list."""
+    return [] if dataset_meta.tasks is None else [str(task) for task in dataset_meta.tasks.index]
+
+
+def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
+    """SHA-256 of what the metadata says the dataset holds; a copy elsewhere has the same.
+
+    It covers info.json, the instructions, the length and instructions of each episode, and the statistics, which
+    change with any value of the data. Statistics are read from the file: lerobot overwrites those in memory.
+    """
+    meta = dataset.meta
+    folder = Path(meta.root) / "meta"
+    stats = folder / "stats.json"
+    content = {
+        "info": json.loads((folder / "info.json").read_text(encoding="utf-8")),
+        "instructions": instructions(meta),
+        "episode_lengths": list(meta.episodes["length"]),
+        "episode_instructions": list(meta.episodes["tasks"]),
+        "stats": json.loads(stats.read_text(encoding="utf-8")) if stats.is_file() else None,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def read_batches(
+    datasets: Sequence["LeRobotDataset"],
+    batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
+    num_workers: int = 0,
+) -> Iterator[RawBatch]:
+    """Batches of frames in this order, read ahead while the caller computes.
+
+    They are what `lerobot-train` draws from its DataLoader, before the preprocessor, with one difference: colour images
+    are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
+
+    Args:
+        datasets: From `open_dataset`.
+        batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
+        num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
+    """
+    collate = _Collate.of(datasets)
+    wanted = [(dataset, [int(index) for index in indices]) for dataset, indices in batches]
+    if num_workers == 0:
+        return _read_in_thread(datasets, wanted, collate)
+    joined: ConcatDataset[Any] = ConcatDataset(datasets)
+    starts = [0, *joined.cumulative_sizes]
+    loader = DataLoader(
+        joined,
+        batch_sampler=[[starts[dataset] + index for index in indices] for dataset, indices in wanted],
+        num_workers=num_workers,
+        collate_fn=collate,
+        prefetch_factor=_BATCHES_AHEAD,
+        multiprocessing_context="spawn",  # as lerobot-train: forked video decoders and threads can hang
+        generator=torch.Generator(),  # or the DataLoader would draw from, and so change, the global one
+    )
+    return iter(loader)
+
+
+def _read_in_thread(
+    datasets: Sequence["LeRobotDataset"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
+) -> Iterator[RawBatch]:
+    def read(dataset: int, indices: list[int]) -> RawBatch:
+        return collate([datasets[dataset][index] for index in indices])
+
+    # One thread only: decoders that lerobot keeps open must not be shared.
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read_batches")
+    try:
+        ahead: deque[Future[RawBatch]] = deque()
+        for dataset, indices in wanted:
+            ahead.append(reader.submit(read, dataset, indices))
+            if len(ahead) > _BATCHES_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        reader.shutdown(cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """Samples to a batch, with colour images as uint8; an object because it travels to worker processes."""
+
+    colour_cameras: tuple[str, ...]
+    has_language_columns: bool
+
+    @classmethod
+    def of(cls, datasets: Sequence["LeRobotDataset"]) -> "_Collate":
+        metas = [dataset.meta for dataset in datasets]
+        cameras = {key for meta in metas for key in meta.camera_keys if key not in meta.depth_keys}
+        return cls(tuple(sorted(cameras)), any(meta.has_language_columns for meta in metas))
+
+    def __call__(self, samples: list[Any]) -> RawBatch:
+        from lerobot.utils.collate import lerobot_collate_fn
+
+        batch: RawBatch = lerobot_collate_fn(samples) if self.has_language_columns else default_collate(samples)
+        for camera in self.colour_cameras:
+            if camera in batch and batch[camera].is_floating_point():
+                batch[camera] = (batch[camera] * 255.0).round().to(torch.uint8)
+        return batch

@@ -1,0 +1,205 @@
+"""Configs, checkpoints and precision of lerobot's policies."""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from lerobot_craft.errors import CraftError
+
+WEIGHTS_FILE = "model.safetensors"
+
+_CONFIG_FILE = "config.json"
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Logged by the root logger for every checkpoint of the pi0 family, good ones too.
+_PATCH_EMBEDDING_NOTICE = "Vision embedding key might need handling"
+
+logger = logging.getLogger(__name__)
+
+
+class PolicyConfig(Protocol):
+    """What craft reads of lerobot's `PreTrainedConfig`."""
+
+    device: str
+    pretrained_path: Path | None
+    pretrained_revision: str | None
+    input_features: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        """The name under which lerobot registers the policy."""
+
+
+def load_plugin(package: str) -> None:
+    """Import a package that registers policies, as lerobot does for `--policy.discover_packages_path`."""
+    from lerobot.configs import parser
+
+    try:
+        parser.load_plugin(package)
+    except parser.PluginLoadError as error:
+        raise CraftError(f"--policy.discover_packages_path={package} cannot be imported: {error}") from error
+
+
+def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> PolicyConfig:
+    """The config of a checkpoint directory, as `lerobot-train --policy.path` reads it.
+
+    Args:
+        path: A directory that lerobot's `save_pretrained` wrote.
+        overrides: Settings as on lerobot's command line without `policy.`, such as `--device=cpu`.
+
+    Returns:
+        lerobot's config, with `pretrained_path` set to `path`.
+
+    Raises:
+        CraftError: Not a checkpoint directory, an unknown policy type, or a setting the policy does not have.
+    """
+    directory = _checkpoint_directory(path)
+    import lerobot.policies  # noqa: F401  registers the policy types
+    from draccus.utils import DraccusException
+    from lerobot.configs import PreTrainedConfig
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    register_third_party_plugins()
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):  # argparse writes its whole usage there
+            config: Any = PreTrainedConfig.from_pretrained(directory, cli_overrides=list(overrides))
+    except SystemExit as error:
+        reason = complaint.getvalue().strip().rpartition("error: ")[2]
+        raise CraftError(f"The policy in {directory} has no such setting: {reason}.") from error
+    except (DraccusException, ValueError) as error:
+        raise CraftError(
+            f"lerobot cannot read {directory / _CONFIG_FILE}: {error}. If the policy comes from a plugin, install it "
+            "or name its package with --policy.discover_packages_path."
+        ) from error
+    config.pretrained_path = directory
+    return config  # type: ignore[no-any-return]
+
+
+def _checkpoint_directory(path: str | Path) -> Path:
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CraftError(
+            f"There is no checkpoint directory {directory}. To use a policy of the Hub, download it first: "
+            f"`hf download USER/NAME --local-dir DIR`."
+        )
+    if (directory / _CONFIG_FILE).is_file():
+        return directory
+    inner = directory / "pretrained_model"  # where lerobot-train puts the policy of a training checkpoint
+    if (inner / _CONFIG_FILE).is_file():
+        raise CraftError(f"{directory} is a training checkpoint; the policy is inside: use {inner}.")
+    raise CraftError(
+        f"{directory} has no {_CONFIG_FILE}, so it is not a policy checkpoint. Use the directory that lerobot-train "
+        "wrote as checkpoints/<step>/pretrained_model."
+    )
+
+
+def load_policy(config: PolicyConfig) -> nn.Module:
+    """The policy of `config.pretrained_path` in eval mode, on its device, with the features of its own config.
+
+    It loads as lerobot's `make_policy` does, but without a dataset or an environment, which would overwrite the
+    config's output features. **Not to be trusted yet**: the pi0 family's loader returns random weights without an
+    error; `lerobot_craft.teacher.weights.check_weights` tells.
+
+    Raises:
+        CraftError: The policy's packages are missing, or the file does not fit the policy.
+    """
+    from lerobot.policies.factory import get_policy_class
+    from safetensors import SafetensorError
+
+    try:
+        with _quiet():
+            policy: nn.Module = get_policy_class(config.type).from_pretrained(
+                pretrained_name_or_path=config.pretrained_path, config=config, revision=config.pretrained_revision
+            )
+    except ImportError as error:
+        raise CraftError(f"The policy type {config.type} needs a package that is not installed: {error}") from error
+    except (OSError, SafetensorError) as error:
+        raise CraftError(f"The policy in {config.pretrained_path} cannot be loaded: {error}") from error
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+        if not lines or "loading state_dict" not in lines[0]:
+            raise
+        raise CraftError(
+            f"The weights in {config.pretrained_path} do not fit the policy its config.json describes: "
+            f"{lines[1].strip()}{f' And {len(lines) - 2} more.' if len(lines) > 2 else ''} Copy the checkpoint again, "
+            "its config.json with it."
+        ) from error
+    return policy.to(config.device).eval()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Send to the debug log what lerobot's loaders print, and drop a notice that says nothing."""
+
+    def informs(record: logging.LogRecord) -> bool:
+        return _PATCH_EMBEDDING_NOTICE not in record.getMessage()
+
+    chatter, root = io.StringIO(), logging.getLogger()
+    root.addFilter(informs)
+    try:
+        with contextlib.redirect_stdout(chatter):
+            yield
+    finally:
+        root.removeFilter(informs)
+        if chatter.getvalue():
+            logger.debug("lerobot: %s", chatter.getvalue().strip())
+
+
+class _NameInFile(str):
+    """A tensor's name in the file; it stands in for the tensor while a loader's key mapping runs."""
+
+    __slots__ = ()
+
+    def clone(self) -> "_NameInFile":
+        return self
+
+
+def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """Which tensor of a weights file the policy's own loader puts into which entry of its state.
+
+    Args:
+        policy: A loaded policy.
+        names: The tensors of the file, in the order in which the loader meets them: where two claim one entry, the
+            later one wins.
+
+    Returns:
+        Entry of the policy's state -> name in the file. The pi0 family renames; others take names as they are.
+    """
+    rename = getattr(policy, "_fix_pytorch_state_dict_keys", None)
+    if rename is None:
+        return {name: name for name in names}
+    with _quiet():
+        renamed: dict[str, str] = rename({name: _NameInFile(name) for name in names}, policy.config)
+    return {key if key.startswith("model.") else f"model.{key}": str(source) for key, source in renamed.items()}
+
+
+def autocast_name(config: PolicyConfig) -> str | None:
+    """The mixed precision in which `lerobot-train` would run this policy: `bf16`, `fp16` or None.
+
+    A policy with a `dtype` setting follows it, any other its `use_amp`. Where neither speaks, accelerate listens to
+    the variable that `accelerate launch --mixed_precision` sets.
+    """
+    by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+    name = by_dtype.get(getattr(config, "dtype", None) or "")
+    if not hasattr(config, "dtype") and getattr(config, "use_amp", False):
+        default = torch.get_autocast_dtype(torch.device(config.device).type)
+        name = {dtype: short for short, dtype in _DTYPES.items()}[default]
+    name = name or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    if name == "fp16" and torch.device(config.device).type == "cpu":
+        return None  # accelerate runs it in full precision there, without a word
+    return name if name in _DTYPES else None
+
+
+def autocast(config: PolicyConfig) -> contextlib.AbstractContextManager[Any]:
+    """The context of `autocast_name`: enter a new one for each forward."""
+    name = autocast_name(config)
+    if name is None:
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(config.device).type, dtype=_DTYPES[name])

@@ -1,0 +1,230 @@
+"""Opening and reading real LeRobotDatasets, written by lerobot itself."""
+
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import (
+    dataset_fingerprint,
+    frame_table,
+    instructions,
+    open_dataset,
+    read_batches,
+)
+from lerobot_craft.tiny.datasets import make_local_dataset
+
+TASKS = ["open the drawer", "close the drawer"]
+CAMERA = "observation.images.top"
+
+
+def read_frames(dataset, indices, num_workers=0, batch_size=32):
+    """One dataset's frames, dealt into batches."""
+    indices = list(indices)
+    batches = [(0, indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
+    return read_batches([dataset], batches, num_workers)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "drawers", TASKS)
+
+
+@pytest.fixture(scope="module")
+def video_root(tmp_path_factory):
+    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "film", TASKS, 1, video=True, image_size=64)
+
+
+@pytest.fixture(scope="module")
+def config():
+    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
+
+    return DiffusionConfig(n_obs_steps=2, horizon=8, n_action_steps=4, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def dataset(root, config):
+    return open_dataset("local/drawers", root, policy_config=config)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+
+def copied(root, tmp_path):
+    return shutil.copytree(root, tmp_path / "copy")
+
+
+def edit_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_the_table_says_where_every_frame_belongs(dataset):
+    table = frame_table(dataset)
+    assert len(table) == len(dataset) == 72
+    for row in range(len(dataset)):
+        item = dataset.get_raw_item(row)
+        assert (table.task[row], table.episode[row]) == (item["task_index"], item["episode_index"])
+        assert table.position[row] == item["frame_index"]
+    assert sorted(set(table.length.tolist())) == [11, 12, 13]
+    assert (np.bincount(table.episode)[table.episode] == table.length).all()
+
+
+def test_a_choice_of_episodes_has_its_own_rows(root):
+    dataset = open_dataset("local/drawers", root, episodes=[4, 1])
+    table = frame_table(dataset)
+    assert np.unique(table.episode).tolist() == [1, 4]
+    (batch,) = read_frames(dataset, np.arange(len(table)), batch_size=100)
+    assert batch["episode_index"].tolist() == table.episode.tolist()
+    assert batch["frame_index"].tolist() == table.position.tolist()
+
+
+def test_the_table_needs_no_pictures(video_root, tmp_path):
+    root = copied(video_root, tmp_path)
+    for video in root.rglob("*.mp4"):
+        video.write_bytes(b"")
+    assert len(frame_table(open_dataset("local/film", root))) == 25
+
+
+def test_instructions_are_what_task_indices_point_into(dataset):
+    assert instructions(dataset.meta) == TASKS
+    (batch,) = read_frames(dataset, [0, 20, 40], batch_size=3)
+    assert batch["task"] == [TASKS[index] for index in batch["task_index"]]
+
+
+def test_a_batch_is_what_lerobot_train_would_draw(dataset, root, config):
+    from lerobot.configs.default import DatasetConfig
+    from lerobot.configs.train import TrainPipelineConfig
+    from lerobot.datasets.factory import make_dataset
+
+    cfg = TrainPipelineConfig(dataset=DatasetConfig(repo_id="local/drawers", root=str(root)), policy=config)
+    rows = [0, 71, 13, 5]
+    theirs = next(iter(torch.utils.data.DataLoader(torch.utils.data.Subset(make_dataset(cfg), rows), batch_size=4)))
+    (ours,) = read_frames(dataset, rows)
+    assert ours[CAMERA].dtype == torch.uint8
+    ours[CAMERA] = ours[CAMERA].to(torch.float32) / 255.0  # as lerobot-train does before the preprocessor
+    assert sorted(ours) == sorted(theirs)
+    assert ours.pop("task") == theirs.pop("task")
+    assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in ours)
+    assert ours["observation.state"].shape == (4, 2, 4)
+    assert ours["action"].shape == (4, 8, 4)
+
+
+def test_videos_are_read_as_uint8(video_root):
+    dataset = open_dataset("local/film", video_root)
+    (batch,) = read_frames(dataset, [3, 20])
+    assert batch[CAMERA].dtype == torch.uint8
+    assert batch[CAMERA].shape == (2, 3, 64, 64)
+    assert not torch.equal(batch[CAMERA][0], batch[CAMERA][1])
+
+
+def test_frames_come_in_the_order_asked(dataset):
+    rows = [40, 3, 3, 71, 0, 12, 25]
+    batches = list(read_frames(dataset, rows, batch_size=3))
+    assert [len(batch["task"]) for batch in batches] == [3, 3, 1]
+    assert torch.cat([batch["index"] for batch in batches]).tolist() == rows
+    assert list(read_frames(dataset, [])) == []
+
+
+class Watched:
+    """A dataset that tells who reads it and when."""
+
+    def __init__(self, dataset):
+        self.dataset, self.meta = dataset, dataset.meta
+        self.ahead, self.too_far = threading.Event(), threading.Event()
+        self.read = []
+
+    def __getitem__(self, row):
+        self.read.append((row, threading.current_thread().name))
+        if len(self.read) == 6:
+            self.ahead.set()
+        if len(self.read) == 7:
+            self.too_far.set()
+        return self.dataset[row]
+
+
+def test_reading_goes_on_while_the_caller_computes(dataset):
+    watched = Watched(dataset)
+    batches = read_frames(watched, range(40), batch_size=2)
+    next(batches)
+    assert watched.ahead.wait(timeout=30), "nothing was read ahead"
+    assert not watched.too_far.wait(timeout=0.5), "two batches ahead are enough"
+    batches.close()
+    assert not any(thread.name.startswith("read_batches") for thread in threading.enumerate())
+
+
+def test_an_error_while_reading_reaches_the_caller(dataset):
+    with pytest.raises(IndexError):
+        list(read_frames(dataset, [0, 1_000_000], batch_size=1))
+
+
+def test_the_fingerprint_is_of_the_content(dataset, root, config, tmp_path):
+    fingerprint = dataset_fingerprint(dataset)
+    copy = copied(root, tmp_path)
+    assert dataset_fingerprint(open_dataset("other/name", copy)) == fingerprint
+    dataset.meta.stats["action"]["mean"] += 1  # in memory only, as lerobot's ImageNet statistics are
+    assert dataset_fingerprint(dataset) == fingerprint
+    dataset.meta.stats["action"]["mean"] -= 1
+    edit_json(copy / "meta" / "stats.json", lambda stats: stats["action"]["mean"].__setitem__(0, 0.125))
+    assert dataset_fingerprint(open_dataset("local/drawers", copy)) != fingerprint
+
+
+@pytest.mark.parametrize("changes", [{"tasks": ["open the door", TASKS[1]]}, {"frames_per_episode": 13}, {"seed": 1}])
+def test_another_dataset_has_another_fingerprint(dataset, tmp_path, changes):
+    root = make_local_dataset(tmp_path / "drawers", **{"tasks": TASKS, **changes})
+    assert dataset_fingerprint(open_dataset("local/drawers", root)) != dataset_fingerprint(dataset)
+
+
+def test_a_missing_dataset_is_refused_and_nothing_is_made(tmp_path):
+    with pytest.raises(CraftError, match=r"no meta/info\.json.* --dataset\.root"):
+        open_dataset("local/nothing", tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_an_unknown_name_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr("lerobot.datasets.dataset_metadata.HF_LEROBOT_HOME", tmp_path)
+    with pytest.raises(CraftError, match=r"local/nothing cannot be read .* --dataset\.root"):
+        open_dataset("local/nothing")
+
+
+@pytest.mark.parametrize("pattern", ["data/**/*.parquet", "videos/**/*.mp4"])
+def test_an_incomplete_dataset_is_refused_without_asking_the_hub(video_root, tmp_path, monkeypatch, pattern):
+    root = copied(video_root, tmp_path)
+    next(root.glob(pattern)).unlink()
+    calls = []
+    monkeypatch.setattr("lerobot.datasets.lerobot_dataset.get_safe_version", lambda *args: calls.append(args))
+    with pytest.raises(CraftError, match=r"incomplete: (data|videos)/.* is missing.*--dataset\.root"):
+        open_dataset("local/film", root)
+    assert calls == []
+
+
+@pytest.mark.parametrize("file", ["meta/info.json", "meta/stats.json", "data/chunk-000/file-000.parquet"])
+def test_an_unreadable_dataset_is_refused(root, tmp_path, file):
+    copy = copied(root, tmp_path)
+    (copy / file).write_bytes(b"{ not this")
+    with pytest.raises(CraftError, match=r"cannot be read from .* --dataset\.root"):
+        open_dataset("local/drawers", copy)
+
+
+@pytest.mark.parametrize("episodes", [[0, 6], [-1], []])
+def test_episodes_that_are_not_there_are_refused(root, episodes):
+    with pytest.raises(CraftError, match=r"episodes 0 to 5.*Mend --dataset\.episodes"):
+        open_dataset("local/drawers", root, episodes=episodes)
+
+
+@pytest.mark.slow  # each worker process imports lerobot
+def test_worker_processes_give_the_same_batches_and_leave_the_global_random_state(dataset):
+    rows = [40, 3, 71, 0, 12]
+    state = torch.get_rng_state()
+    batches = list(read_frames(dataset, rows, num_workers=2, batch_size=2))
+    assert torch.equal(torch.get_rng_state(), state)
+    for one, two in zip(batches, read_frames(dataset, rows, batch_size=2), strict=True):
+        assert one.pop("task") == two.pop("task")
+        assert all(torch.equal(one[key], two[key]) for key in two if key != "task")

@@ -1,0 +1,50 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from lerobot_craft.lerobot_api.policies import autocast, autocast_name
+from lerobot_craft.lerobot_api.processors import policy_batch
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"dtype": "bfloat16"}, "bf16"),
+        ({"dtype": "float32"}, None),
+        ({"dtype": "float32", "use_amp": True}, None),
+        ({"dtype": "float16"}, None),  # on the CPU
+        ({"use_amp": True}, "bf16"),  # torch's default on the CPU
+        ({"use_amp": False}, None),
+        ({}, None),
+    ],
+)
+def test_autocast_follows_the_settings_as_lerobot_train_does(settings, name, monkeypatch):
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION", raising=False)
+    config = SimpleNamespace(device="cpu", **settings)
+    assert autocast_name(config) == name
+    with autocast(config):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if name else torch.float32)
+
+
+def test_fp16_is_for_devices_that_have_it():
+    assert autocast_name(SimpleNamespace(device="cuda", dtype="float16")) == "fp16"
+
+
+def test_accelerate_launch_speaks_where_the_policy_is_silent(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert autocast_name(SimpleNamespace(device="cpu", use_amp=False)) == "bf16"
+    assert autocast_name(SimpleNamespace(device="cpu", dtype="float32")) is None
+
+
+def test_byte_images_become_floats_before_the_preprocessor_and_the_raw_batch_stays():
+    image = torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)
+    raw = {"front": image, "mask": image, "task": ["lift"]}
+    batch = policy_batch(raw, ["front", "absent"], lambda data: {**data, "seen": True})
+    assert batch["front"].dtype == torch.float32
+    assert batch["front"].max() == 1.0
+    assert batch["mask"].dtype == torch.uint8
+    assert batch["seen"]
+    assert raw["front"] is image
+    assert "seen" not in raw
