@@ -1,0 +1,20 @@
+"""LeRobot's own policies at a few hundred thousand parameters, offline.
+
+pi0, pi05 and pi0_fast have their sizes written into their constructors, and their tokenizers live on the Hub. Here they
+are built by lerobot's own classes at sizes that a config file holds, with tokenizers made on the spot; forward and loss
+are lerobot's. smolvla, act and diffusion need no class of their own.
+
+`checkpoints.make_checkpoint` makes a directory that `--policy.path` loads, also in stock `lerobot-train` and
+`lerobot-eval` when given `--discover_packages_path=lerobot_craft.tiny`. (Without a prefix: lerobot 0.6.1 takes
+`--policy.discover_packages_path` for a field of the policy when there is a `--policy.path`.)
+
+Importing this package registers `pi0_fast_tiny`, `pi0_tiny` and `pi05_tiny` and the processor step they save.
+"""
+
+from lerobot_craft.tiny import processor_pi0_fast_tiny as _registers_its_step  # noqa: F401
+from lerobot_craft.tiny.configuration_pi0_fast_tiny import PI0FastTinyConfig
+from lerobot_craft.tiny.configuration_pi0_tiny import PI0TinyConfig
+from lerobot_craft.tiny.configuration_pi05_tiny import PI05TinyConfig
+from lerobot_craft.tiny.sizes import TinySizes
+
+__all__ = ["PI0FastTinyConfig", "PI0TinyConfig", "PI05TinyConfig", "TinySizes"]

@@ -1,0 +1,228 @@
+"""What a small policy of each type is made of: its assets on disk and its configuration."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
+from lerobot.lerobot_types import TransitionKey
+from lerobot.processor import NormalizerProcessorStep, create_transition
+from lerobot.utils.constants import ACTION
+from numpy.typing import ArrayLike
+from transformers import PreTrainedTokenizerFast
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.tiny.sizes import TinySizes
+from lerobot_craft.tiny.tokenizers import fit_action_tokenizer, make_text_tokenizer
+from lerobot_craft.tiny.vlm import make_vlm
+
+Stats = Mapping[str, Mapping[str, Any]]
+
+_IMAGE_SIDE = 28  # pixels; with patches of 14 an image is four tokens
+_SPARE_PROMPT_TOKENS = 8
+# pi0_fast writes the state into the prompt in 256 bins of [-1, 1], so what it is normalised to must end there.
+_TO_UNIT_RANGE = {
+    "VISUAL": NormalizationMode.IDENTITY,
+    "STATE": NormalizationMode.MIN_MAX,
+    "ACTION": NormalizationMode.MIN_MAX,
+}
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """What a checkpoint is made from; `make_checkpoint` documents the fields."""
+
+    assets: Path
+    input_features: dict[str, PolicyFeature]
+    output_features: dict[str, PolicyFeature]
+    dataset_stats: Stats
+    instructions: tuple[str, ...]
+    action_chunks: ArrayLike | None
+    sizes: TinySizes
+    chunk_size: int
+    overrides: Mapping[str, Any]
+
+    @property
+    def action_dim(self) -> int:
+        """Dimensions of an action."""
+        return int(self.output_features[ACTION].shape[0])
+
+    @property
+    def state_dim(self) -> int:
+        """Dimensions of the state; 0 without one."""
+        return sum(int(f.shape[0]) for f in self.input_features.values() if f.type is FeatureType.STATE)
+
+    @property
+    def has_images(self) -> bool:
+        """Whether there is a camera."""
+        return any(feature.type is FeatureType.VISUAL for feature in self.input_features.values())
+
+    def image_side(self, setting: str) -> int:
+        """Side in pixels of the square images that the network sees; `setting` is the config field that says so."""
+        if setting in self.overrides and self.overrides[setting] is None:  # images go in as they are
+            return next(int(f.shape[-1]) for f in self.input_features.values() if f.type is FeatureType.VISUAL)
+        height, width = self.overrides.get(setting, (_IMAGE_SIDE, _IMAGE_SIDE))
+        if height != width:
+            raise CraftError(f"{setting}={(height, width)}: these networks take square images only.")
+        return int(height)
+
+    def normalised_chunks(self) -> torch.Tensor:
+        """The action chunks [N, H, A] as the policy will see them."""
+        if self.action_chunks is None:
+            raise CraftError("pi0_fast needs action_chunks [N, H, A]: its action tokenizer is fitted on them.")
+        mapping = self.overrides.get("normalization_mapping", _TO_UNIT_RANGE)
+        step = NormalizerProcessorStep(features=self.output_features, norm_map=mapping, stats=dict(self.dataset_stats))
+        chunks = torch.from_numpy(np.array(self.action_chunks, dtype=np.float32))
+        normalised: torch.Tensor = step(create_transition(action=chunks))[TransitionKey.ACTION]
+        return normalised
+
+
+def pi0_fast(made_from: Ingredients) -> dict[str, Any]:
+    """pi0_fast: a language model that writes FAST action tokens."""
+    fast = fit_action_tokenizer(made_from.assets / "action_tokenizer", made_from.normalised_chunks())
+    text = made_from.assets / "text_tokenizer"
+    tokenizer = make_text_tokenizer(text, made_from.instructions, num_action_tokens=fast.vocab_size)
+    # <bos>, "Action", ":", " ", at worst one token per coefficient, "|".
+    max_action_tokens = 5 + made_from.chunk_size * made_from.action_dim
+    return {
+        **_pi(made_from, tokenizer),
+        "tokenizer_max_length": _prompt_length(made_from, tokenizer, state_in_prompt=True),
+        "text_tokenizer_name": str(text),
+        "action_tokenizer_name": str(made_from.assets / "action_tokenizer"),
+        "fast_skip_tokens": 0,
+        "max_action_tokens": max_action_tokens,
+        "max_decoding_steps": max_action_tokens - 1,
+        "validate_action_token_prefix": False,
+        "normalization_mapping": dict(_TO_UNIT_RANGE),
+    }
+
+
+def pi0(made_from: Ingredients) -> dict[str, Any]:
+    """pi0: a language model beside an action expert that denoises chunks."""
+    return _denoising_pi(made_from, state_in_prompt=False)
+
+
+def pi05(made_from: Ingredients) -> dict[str, Any]:
+    """pi05: pi0 with the state in the prompt."""
+    return _denoising_pi(made_from, state_in_prompt=True)
+
+
+def smolvla(made_from: Ingredients) -> dict[str, Any]:
+    """smolvla: a small vision-language model whose layers an action expert attends to."""
+    _require_images(made_from, "smolvla")
+    sizes = made_from.sizes
+    side = made_from.image_side("resize_imgs_with_padding")
+    make_vlm(made_from.assets / "vlm", made_from.instructions, sizes, image_size=side)
+    return {
+        **_chunks(made_from),
+        "max_state_dim": max(made_from.state_dim, 1),
+        "max_action_dim": made_from.action_dim,
+        "resize_imgs_with_padding": (side, side),
+        "vlm_model_name": str(made_from.assets / "vlm"),
+        "load_vlm_weights": False,
+        "num_vlm_layers": sizes.depth,
+        "expert_width_multiplier": sizes.expert_width / sizes.width,
+        "num_steps": 4,
+        # The language model is random here: nothing in it is worth freezing.
+        "freeze_vision_encoder": False,
+        "train_expert_only": False,
+    }
+
+
+def act(made_from: Ingredients) -> dict[str, Any]:
+    """act: a small transformer behind a ResNet-18 without pretrained weights."""
+    _require_scene(made_from, "act")
+    sizes = made_from.sizes
+    return {
+        **_chunks(made_from),
+        "pretrained_backbone_weights": None,
+        "dim_model": sizes.width,
+        "n_heads": sizes.num_heads,
+        "dim_feedforward": sizes.mlp_dim,
+        "n_encoder_layers": sizes.depth,
+        "n_vae_encoder_layers": 2,
+        "latent_dim": 8,
+    }
+
+
+def diffusion(made_from: Ingredients) -> dict[str, Any]:
+    """diffusion: a small U-Net behind a ResNet-18 without pretrained weights; `chunk_size` is its horizon."""
+    _require_scene(made_from, "diffusion")
+    sizes = made_from.sizes
+    if made_from.chunk_size % 4:
+        raise CraftError(
+            f"diffusion halves its horizon twice: chunk_size={made_from.chunk_size} is not divisible by 4."
+        )
+    return {
+        "horizon": made_from.chunk_size,
+        "n_obs_steps": 2,
+        "n_action_steps": made_from.chunk_size - 1,  # of a horizon that starts at the earlier observation
+        "drop_n_last_frames": 0,
+        "pretrained_backbone_weights": None,
+        "use_group_norm": True,
+        "use_separate_rgb_encoder_per_camera": False,
+        "down_dims": (sizes.width // 2, sizes.width),
+        "diffusion_step_embed_dim": sizes.width,
+        "num_inference_steps": 10,
+    }
+
+
+# lerobot's name of each type's configuration, and its recipe.
+RECIPES: dict[str, tuple[str, Callable[[Ingredients], dict[str, Any]]]] = {
+    "pi0_fast": ("pi0_fast_tiny", pi0_fast),
+    "pi0": ("pi0_tiny", pi0),
+    "pi05": ("pi05_tiny", pi05),
+    "smolvla": ("smolvla", smolvla),
+    "act": ("act", act),
+    "diffusion": ("diffusion", diffusion),
+}
+
+
+def _chunks(made_from: Ingredients) -> dict[str, Any]:
+    return {"chunk_size": made_from.chunk_size, "n_action_steps": made_from.chunk_size}
+
+
+def _pi(made_from: Ingredients, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    _require_images(made_from, "the pi family")
+    side = made_from.image_side("image_resolution")
+    if side % made_from.sizes.patch_size:
+        raise CraftError(f"image_resolution={side} is not a multiple of sizes.patch_size={made_from.sizes.patch_size}.")
+    return {
+        **_chunks(made_from),
+        "sizes": replace(made_from.sizes, vocab_size=len(tokenizer)),
+        "max_state_dim": max(made_from.state_dim, 1),
+        "max_action_dim": made_from.action_dim,
+        "image_resolution": (side, side),
+    }
+
+
+def _denoising_pi(made_from: Ingredients, state_in_prompt: bool) -> dict[str, Any]:
+    text = made_from.assets / "text_tokenizer"
+    tokenizer = make_text_tokenizer(text, made_from.instructions)
+    return {
+        **_pi(made_from, tokenizer),
+        "tokenizer_max_length": _prompt_length(made_from, tokenizer, state_in_prompt),
+        "text_tokenizer_name": str(text),
+        "num_inference_steps": 4,
+    }
+
+
+def _prompt_length(made_from: Ingredients, tokenizer: PreTrainedTokenizerFast, state_in_prompt: bool) -> int:
+    """Tokens of the longest prompt, with some to spare: lerobot cuts a longer one off, and the state stands last."""
+    prompts = [f"Task: {text}, State:;\nAction: " for text in (*made_from.instructions, "")]
+    # A state below its range is bin -1, which is two tokens.
+    state = 2 * made_from.state_dim if state_in_prompt else 0
+    return max(len(tokenizer.encode(prompt)) for prompt in prompts) + state + _SPARE_PROMPT_TOKENS
+
+
+def _require_images(made_from: Ingredients, who: str) -> None:
+    if not made_from.has_images:
+        raise CraftError(f"{who} needs at least one camera: add an observation.images.* feature of type VISUAL.")
+
+
+def _require_scene(made_from: Ingredients, who: str) -> None:
+    if not made_from.has_images and "observation.environment_state" not in made_from.input_features:
+        raise CraftError(f"{who} needs a camera or observation.environment_state among its input features.")
