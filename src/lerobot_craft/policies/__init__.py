@@ -1,0 +1,40 @@
+"""What CRaFT must know of each lerobot policy: hidden states, outputs, token layout, and what is random in them.
+
+    adapter = adapter_for(policy.config)
+    layers = adapter.resolve(policy, "-2")
+    tokens = adapter.hidden(policy, batch, layers)[layers[0]]  # [B, T, D], mask, spans
+
+One file per policy; `adapter.py` is the contract, `registry.py` finds the adapter, docs/adding-a-policy.md adds one.
+"""
+
+from lerobot_craft.policies.adapter import (
+    Batch,
+    Demonstration,
+    Fixed,
+    Layer,
+    Output,
+    PolicyAdapter,
+    Tokens,
+    unwrapped,
+)
+from lerobot_craft.policies.reach import Reach, check_reach, reach_of
+from lerobot_craft.policies.registry import ENTRY_POINT_GROUP, adapter_for, supported_policies
+from lerobot_craft.policies.taps import mode
+
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "Batch",
+    "Demonstration",
+    "Fixed",
+    "Layer",
+    "Output",
+    "PolicyAdapter",
+    "Reach",
+    "Tokens",
+    "adapter_for",
+    "check_reach",
+    "mode",
+    "reach_of",
+    "supported_policies",
+    "unwrapped",
+]

@@ -1,0 +1,185 @@
+"""What CRaFT must know of a policy: one adapter per policy type.
+
+An adapter never re-implements a policy. It calls the policy's own parts, reads hidden states where they pass
+(`taps.py`), and fixes what is random (noise, time, tokens), so that the teacher's values can be reproduced exactly by
+a student with the same weights. docs/adding-a-policy.md walks through one.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lerobot_craft.core import TokenSpans
+from lerobot_craft.errors import CraftError
+
+Batch = Mapping[str, Any]  # as the policy's preprocessor returns it
+Fixed = dict[str, Tensor]  # what must be given to reproduce an output; each [B, ...]
+OutputKind = Literal["logits", "velocity", "noise", "actions"]
+
+
+@dataclass(frozen=True, order=True)
+class Layer:
+    """The address of a layer: `index` counts from 0 within a stack; the backbone's stack has no name."""
+
+    stack: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.stack}:{self.index}" if self.stack else str(self.index)
+
+
+class Tokens(NamedTuple):
+    """Hidden states of one layer: what leaves it, before any norm."""
+
+    hidden: Tensor  # [B, T, D], differentiable
+    mask: Tensor  # [B, T], False at padding and at the tokens of missing cameras
+    spans: TokenSpans
+
+
+class Output(NamedTuple):
+    """What the policy says, as a differentiable value."""
+
+    values: Tensor  # [B, P, D]: P token positions with D logits, or P action steps with D dimensions
+    mask: Tensor  # [B, P]
+
+
+class Demonstration(NamedTuple):
+    """What the demonstrator's value would have been where the policy put its own.
+
+    Without a demonstration the policy's own actions stand in: the error is then the policy's own uncertainty.
+    """
+
+    values: Tensor  # [B, P, D], or token ids [B, P] where the output is logits
+    mask: Tensor  # [B, P]
+    fixed: Fixed  # under which the policy's output is to be compared with it
+
+
+class PolicyAdapter(ABC):
+    """Features and outputs of one policy type.
+
+    `policy` is always the lerobot policy itself (inside DDP and PEFT wrappers: `unwrapped`), `batch` what its
+    preprocessor returned. A row of any result depends on the same row of the batch only.
+    """
+
+    policy_type: ClassVar[str]
+    output_kind: ClassVar[OutputKind]
+    reads_instruction: ClassVar[bool]
+    """Whether the policy is told what to do. Without it, cross anchors have no meaning."""
+    train_mode: ClassVar[bool]
+    """The mode for anchors. Eval where train mode draws random numbers (dropout, crops, a latent); else train mode,
+    which is what gradient checkpointing is bound to."""
+    fixed_names: ClassVar[tuple[str, ...]]
+    """What of `fix` must be kept to reproduce an output; `fix` may return more, for `demonstration`."""
+
+    state_inputs: ClassVar[tuple[str, ...]] = ()
+    """Modules that embed the state where no other token reads it: holding these alone holds no skill."""
+
+    @abstractmethod
+    def stacks(self, policy: Any) -> dict[str, int]:
+        """Number of layers by stack; the backbone is ''."""
+
+    @abstractmethod
+    def hidden(
+        self, policy: Any, batch: Batch, layers: Sequence[Layer], fixed: Fixed | None = None
+    ) -> dict[Layer, Tokens]:
+        """Hidden states at `layers`, by the cheapest pass that visits them all.
+
+        Layers of the backbone need observations only; layers of another stack also need `fixed`.
+        """
+
+    @abstractmethod
+    def fix(self, policy: Any, batch: Batch, rngs: Sequence[np.random.Generator], draws: int = 1) -> list[Fixed]:
+        """Draw what is random in an output, `draws` times. Row i uses `rngs[i]` only, whatever the batch around it."""
+
+    @abstractmethod
+    def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
+        """The policy's output under `fixed`."""
+
+    @abstractmethod
+    def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:
+        """The demonstrator's value; `fixed` comes fresh from `fix` on the same batch."""
+
+    @abstractmethod
+    def reaches(self, policy: Any, layers: Sequence[Layer] | None) -> Iterable[str]:
+        """Names of modules or parameters whose values enter the hidden states at `layers`, or (None) the output."""
+
+    def resolve(self, policy: Any, wanted: str | Sequence[int | str]) -> tuple[Layer, ...]:
+        """Addresses as a user writes them -> layers: `-2`, `-2,-1`, `all`, `expert:-1`, `expert:all`."""
+        stacks = self.stacks(policy)
+        parts = wanted.split(",") if isinstance(wanted, str) else wanted
+        layers = [layer for part in parts for layer in _resolve_one(str(part).strip(), stacks, self.policy_type)]
+        if not layers:
+            raise CraftError("no layer is named: give e.g. --layers_to_save=-2,-1")
+        return tuple(dict.fromkeys(layers))
+
+    def token_labels(self, fixed: Fixed) -> tuple[Tensor, Tensor]:
+        """Token ids [B, P] and their mask that the logits at the same positions should predict."""
+        raise CraftError(
+            f"{self.policy_type} puts out {self.output_kind}, not tokens, so token_ce is not defined for it: "
+            "use --retention_mode=action"
+        )
+
+    def reached_parameters(self, policy: Any, layers: Sequence[Layer] | None) -> list[str]:
+        """Names of all parameters, trained or not, that the values at `layers` (None: the output) depend on."""
+        modules = tuple(self.reaches(policy, layers))
+        return [name for name, _ in policy.named_parameters() if belongs_to(name, modules)]
+
+    def masks_missing_cameras(self, policy: Any) -> bool:
+        """Whether a camera that a batch lacks becomes masked tokens instead of an error."""
+        return False
+
+    def how_to_reach(self, policy: Any) -> str:
+        """What a user can change when retention reaches nothing that is trained."""
+        return "unfreeze what the anchors' values are computed from"
+
+
+def belongs_to(name: str, modules: Iterable[str]) -> bool:
+    """Whether a parameter's name is one of `modules` or lies inside one of them."""
+    return any(name == module or name.startswith(f"{module}.") for module in modules)
+
+
+def unwrapped(policy: Any) -> Any:
+    """The lerobot policy inside DDP, torch.compile and PEFT wrappers. PEFT's adapters stay in place within it."""
+    while True:
+        if hasattr(policy, "get_base_model"):
+            policy = policy.get_base_model()
+        elif hasattr(policy, "_orig_mod"):
+            policy = policy._orig_mod
+        elif hasattr(policy, "module") and not hasattr(policy, "config"):
+            policy = policy.module
+        else:
+            return policy
+
+
+def normal(rngs: Sequence[np.random.Generator], shape: Sequence[int], device: torch.device) -> Tensor:
+    """Standard normal [B, *shape], row i from `rngs[i]`."""
+    rows = np.stack([rng.standard_normal(tuple(shape), dtype=np.float32) for rng in rngs])
+    return torch.from_numpy(rows).to(device)
+
+
+def half_exact(values: Tensor) -> Tensor:
+    """Round to values that float16 holds exactly: they are stored at half the size and reproduced to the bit."""
+    return values.to(torch.float16).to(torch.float32)
+
+
+def _resolve_one(part: str, stacks: dict[str, int], policy_type: str) -> list[Layer]:
+    stack, _, index = part.rpartition(":")
+    if stack not in stacks:
+        named = ", ".join(name for name in stacks if name) or "none"
+        raise CraftError(f"{policy_type} has no stack of layers named {stack!r} (beside its backbone: {named})")
+    count = stacks[stack]
+    if index == "all":
+        return [Layer(stack, i) for i in range(count)]
+    try:
+        number = int(index)
+    except ValueError:
+        raise CraftError(f"{part!r} is no layer: write -2, or -2,-1, or all, or expert:-1") from None
+    if not -count <= number < count:
+        where = f"stack {stack!r}" if stack else "backbone"
+        raise CraftError(f"layer {number} does not exist: the {where} of this {policy_type} has {count} layers")
+    return [Layer(stack, number % count)]

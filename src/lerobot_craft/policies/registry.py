@@ -1,0 +1,58 @@
+"""Which adapter belongs to a policy. Third parties add theirs by an entry point, without touching this package."""
+
+import importlib
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.policies.adapter import PolicyAdapter
+
+ENTRY_POINT_GROUP = "lerobot_craft.policies"
+
+_BUILT_IN = {
+    "act": "lerobot_craft.policies.act:ACTAdapter",
+    "diffusion": "lerobot_craft.policies.diffusion:DiffusionAdapter",
+    "pi0": "lerobot_craft.policies.pi0:PI0Adapter",
+    "pi05": "lerobot_craft.policies.pi05:PI05Adapter",
+    "pi0_fast": "lerobot_craft.policies.pi0_fast:PI0FastAdapter",
+    "smolvla": "lerobot_craft.policies.smolvla:SmolVLAAdapter",
+}
+
+
+def supported_policies() -> list[str]:
+    """Policy types that have an adapter here or in an installed distribution."""
+    return sorted(set(_BUILT_IN) | {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+
+
+def adapter_for(config: Any) -> PolicyAdapter:
+    """The adapter of a policy config: by its own type, else by the type of the nearest class it derives from."""
+    for policy_type in _types_of(config):
+        if adapter := _load(policy_type):
+            return adapter
+    raise CraftError(
+        f"CRaFT has no adapter for the policy type {config.type!r}. It knows {', '.join(supported_policies())}; "
+        "docs/adding-a-policy.md shows how to add one in a small file, also from another package"
+    )
+
+
+def _types_of(config: Any) -> list[str]:
+    registered = {cls: name for name, cls in type(config).get_known_choices().items()}
+    return [registered[cls] for cls in type(config).__mro__ if cls in registered]
+
+
+@cache
+def _load(policy_type: str) -> PolicyAdapter | None:
+    target = _BUILT_IN.get(policy_type)
+    for entry in entry_points(group=ENTRY_POINT_GROUP, name=policy_type):
+        target = entry.value  # somebody installed it on purpose: it goes before ours
+    if target is None:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        adapter = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError) as error:
+        raise CraftError(f"the adapter {target} for {policy_type} cannot be loaded: {error}") from error
+    if not isinstance(adapter, PolicyAdapter):
+        raise CraftError(f"the adapter {target} for {policy_type} is not a PolicyAdapter (docs/adding-a-policy.md)")
+    return adapter
