@@ -1,0 +1,1 @@
+"""The teacher: the policy before fine-tuning, loaded, checked against its file and fingerprinted."""

@@ -1,0 +1,70 @@
+"""Fingerprints of a teacher: one SHA-256 for each part that decides what it answers.
+
+They say whether a cache belongs to a teacher. Neither the path of a checkpoint nor the device it runs on changes them.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lerobot_craft.lerobot_api.processors import Processor
+from lerobot_craft.teacher.processors import step_tensors, steps, tokenizers
+
+_REBUILD = "build it again with `craft cache build`"
+# Part -> what it means when the cache has another one.
+_DIFFERENCES = {
+    "weights": f"the cache was built by another teacher, its weights differ: {_REBUILD}, or name the teacher it was "
+    "built by with --policy.path",
+    "stats": "the cache was built with other normalization statistics: use --craft.normalization=keep, or " + _REBUILD,
+    "tokenizers": f"the cache was built with other tokenizers: use the checkpoint's own ones, or {_REBUILD}",
+    "processors": f"the cache was built with other processor steps or settings: {_REBUILD}",
+}
+
+
+def fingerprint(policy: nn.Module, preprocessor: Processor, postprocessor: Processor) -> dict[str, str]:
+    """SHA-256 of each part of a teacher.
+
+    Args:
+        policy: The policy; its dtype counts, its device does not.
+        preprocessor: What turns a raw batch into the policy's inputs.
+        postprocessor: What turns the policy's actions into the robot's.
+
+    Returns:
+        `weights` (names, dtypes, shapes, bytes), `stats` (what normalizers hold), `tokenizers` (their content and
+        how they are called) and `processors` (the steps and their settings), each as 64 hexadecimal digits.
+    """
+    both = (preprocessor, postprocessor)
+    stats = [
+        (f"{side}.{name}", tensor)
+        for side, processor in zip(("pre", "post"), both, strict=True)
+        for name, tensor in step_tensors(processor)
+    ]
+    return {
+        "weights": _digest_of_tensors(sorted(policy.state_dict().items())),
+        "stats": _digest_of_tensors(stats),
+        "tokenizers": _digest_of_json([tokenizers(processor) for processor in both]),
+        "processors": _digest_of_json([steps(processor) for processor in both]),
+    }
+
+
+def compare(cached: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
+    """What differs between the teacher of a cache and the present one, as sentences; empty if it is the same."""
+    return [sentence for part, sentence in _DIFFERENCES.items() if cached.get(part) != present.get(part)]
+
+
+def _digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in tensors:
+        # The header fixes the number of bytes that follow, so two lists of tensors never run into the same stream.
+        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)  # as bytes: numpy has no bfloat16
+    return digest.hexdigest()
+
+
+def _digest_of_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,49 @@
+"""Load a teacher, and refuse it unless it is what its checkpoint says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy, load_policy_config
+from lerobot_craft.lerobot_api.processors import Processor, load_processors
+from lerobot_craft.teacher.fingerprint import fingerprint
+from lerobot_craft.teacher.weights import check_weights, require_weights
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """A checked policy with the processors and statistics it was trained with.
+
+    Attributes:
+        policy: In eval mode; switch it as the policy's adapter wants it.
+        preprocessor: Raw batch -> the policy's inputs.
+        postprocessor: The policy's actions -> the robot's.
+        config: lerobot's config, features as in the checkpoint.
+        fingerprint: Part -> SHA-256, see `lerobot_craft.teacher.fingerprint`.
+    """
+
+    policy: nn.Module
+    preprocessor: Processor
+    postprocessor: Processor
+    config: PolicyConfig
+    fingerprint: dict[str, str]
+
+
+def load_teacher(path: str | Path, overrides: Sequence[str] = ()) -> Teacher:
+    """Load, check and fingerprint the policy of a checkpoint directory; no dataset is needed.
+
+    Args:
+        path: A directory that lerobot's `save_pretrained` wrote.
+        overrides: Settings as on lerobot's command line without `policy.`, such as `--device=cpu`.
+
+    Raises:
+        CraftError: The directory is not a whole checkpoint, or the policy does not run with its weights.
+    """
+    config = load_policy_config(path, overrides)
+    require_weights(Path(path))
+    policy = load_policy(config)
+    check_weights(policy, Path(path))
+    preprocessor, postprocessor = load_processors(config)
+    return Teacher(policy, preprocessor, postprocessor, config, fingerprint(policy, preprocessor, postprocessor))
