@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix lock bench-surgery clean
+.PHONY: help setup demo test test-slow check fix lock bench-surgery bench-anchors clean
 
 BIN := .venv/bin
 
@@ -34,6 +34,9 @@ lock: setup ## resolve requirements.lock again (UPGRADE=1 takes the newest relea
 
 bench-surgery: setup ## time and memory of the gradient surgery against its peers
 	$(BIN)/python benchmarks/surgery.py
+
+bench-anchors: setup ## size and speed of anchor caches, by kind
+	$(BIN)/python benchmarks/anchors.py
 
 clean: ## remove the environment, caches and outputs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist outputs

@@ -34,6 +34,7 @@ class Verb(NamedTuple):
 
 
 VERBS = {
+    "cache": Verb("lerobot_craft.cli.cache", "keep what the teacher makes of chosen inputs: build, info, verify"),
     "doctor": Verb("lerobot_craft.cli.doctor", "say whether this machine is ready, and what to type if it is not"),
 }
 

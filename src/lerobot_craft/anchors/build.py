@@ -1,0 +1,287 @@
+"""Building a cache: read frames, ask the teacher, write shards; and at the end a manifest that makes it whole.
+
+Anchors are dealt into shards, shards to ranks, and a shard's anchors into batches, all by the plan alone. So a shard
+holds the same bytes whoever computes it, and an interrupted build only lacks shards.
+"""
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Columns, concatenate, describe, take
+from lerobot_craft.anchors.datasets import STATE, as_anchors
+from lerobot_craft.anchors.files import plain_errors, read_bytes, write_atomically
+from lerobot_craft.anchors.images import encode_images
+from lerobot_craft.anchors.manifest import BUILD_FILE, MANIFEST_FILE, DatasetRecord, InputFeature, Manifest
+from lerobot_craft.anchors.plan import Plan
+from lerobot_craft.anchors.ranks import Ranks
+from lerobot_craft.anchors.recipe import differences, digest, values_json
+from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.scales import measure_scales
+from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
+from lerobot_craft.anchors.teacher_values import generators, teacher_columns
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
+from lerobot_craft.lerobot_api.policies import autocast, autocast_name
+from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.policies import PolicyAdapter, mode
+from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.teacher.processors import normalizer_stats
+
+logger = logging.getLogger(__name__)
+
+INPUT = "input."
+_AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+Progress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class OpenDataset:
+    """A dataset with what the manifest says of it."""
+
+    dataset: Any  # LeRobotDataset
+    repo_id: str
+    root: str | None
+    revision: str | None
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that decides what a cache holds."""
+
+    teacher: Teacher
+    adapter: PolicyAdapter
+    retained: Retained
+    layers_requested: str | None
+    plan: Plan
+    datasets: Sequence[OpenDataset]
+    inputs: str
+    batch_size: int
+    shard_size: int
+
+    @property
+    def num_shards(self) -> int:
+        """Files of the cache."""
+        return -(-len(self.plan) // self.shard_size)
+
+    @property
+    def autocast(self) -> str | None:
+        """Dtype in which the teacher computes, where that is not its weights'."""
+        return _AUTOCAST_DTYPES.get(autocast_name(self.teacher.config) or "")
+
+    def recipe(self) -> dict[str, Any]:
+        """What must be the same for a build to go on where another one stopped."""
+        return {
+            "schema": Manifest.SCHEMA,
+            "teacher": self.teacher.fingerprint,
+            "retention_mode": self.retained.mode,
+            "values": values_json(self.retained, self.layers_requested),
+            "autocast": self.autocast,
+            "plan": self.plan.digest(),
+            "datasets": [dataset.fingerprint for dataset in self.datasets],
+            "inputs": self.inputs,
+            "batch_size": self.batch_size,
+            "shard_size": self.shard_size,
+        }
+
+
+def build_cache(
+    job: Job, directory: Path, *, ranks: Ranks, num_workers: int = 0, progress: Progress | None = None
+) -> None:
+    """Build, or go on building, the cache of a job.
+
+    Args:
+        job: What to build.
+        directory: Where to.
+        ranks: Who shares the work.
+        num_workers: Processes that read frames.
+        progress: Told how many more anchors are done; those of an interrupted build count.
+    """
+    recipe = job.recipe()
+    if ranks.is_main:
+        _start(directory, recipe)
+    ranks.wait()
+    if (directory / MANIFEST_FILE).exists():
+        return
+    finished = finished_shards(directory)
+    _report(progress, sum(record.rows for record in finished.values()))
+    mine = [shard for shard in range(job.num_shards) if shard % ranks.world_size == ranks.rank]
+    _build_shards(job, directory, [shard for shard in mine if shard not in finished], num_workers, progress)
+    ranks.wait()
+    if ranks.is_main:
+        _finish(job, directory, digest(recipe))
+    ranks.wait()
+
+
+def is_finished(job: Job, directory: Path) -> bool:
+    """Whether the directory holds this very cache; another one there is refused."""
+    if not (directory / MANIFEST_FILE).exists():
+        return False
+    if Manifest.load(directory).values.get("recipe") == digest(job.recipe()):
+        return True
+    raise CraftError(
+        f"{directory} holds a finished cache that was built with other settings: give another --output_dir, or remove "
+        "that one"
+    )
+
+
+def _start(directory: Path, recipe: dict[str, Any]) -> None:
+    with plain_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    path = directory / BUILD_FILE
+    if not path.exists():
+        if any(directory.iterdir()):
+            raise CraftError(f"{directory} is not empty and holds no unfinished build: give another --output_dir")
+        write_atomically(path, json.dumps(recipe, indent=2, sort_keys=True).encode())
+        return
+    try:
+        recorded = json.loads(read_bytes(path))
+    except ValueError as error:
+        raise CraftError(f"{path} is damaged ({error}): remove {directory} and build again") from error
+    if changed := differences(recorded, recipe):
+        raise CraftError(
+            f"{directory} holds an unfinished build with other settings ({', '.join(changed)} differ): run it with the "
+            "settings it was started with, give another --output_dir, or remove it"
+        )
+
+
+def _build_shards(
+    job: Job, directory: Path, shards: Sequence[int], num_workers: int, progress: Progress | None
+) -> None:
+    batches = [(shard, dataset, rows) for shard in shards for dataset, rows in _batches(job, shard)]
+    wanted = [(dataset, job.plan.frame[rows]) for _, dataset, rows in batches]
+    frames = read_batches([opened.dataset for opened in job.datasets], wanted, num_workers)
+    done: list[tuple[npt.NDArray[np.int64], Columns]] = []
+    # Compressing and writing a shard goes on beside the next one's forward passes; one at a time bounds the memory.
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="write_shard") as writer,
+        mode(job.teacher.policy, train=job.adapter.train_mode),
+    ):
+        pending: Future[ShardRecord] | None = None
+        for (shard, dataset, rows), raw in zip(batches, frames, strict=True):
+            done.append((rows, _anchor_columns(job, dataset, rows, raw)))
+            _report(progress, len(rows))
+            if sum(len(rows) for rows, _ in done) == len(_rows_of(job, shard)):
+                if pending is not None:
+                    pending.result()
+                pending = writer.submit(_write, directory, shard, done)
+                done = []
+        if pending is not None:
+            pending.result()
+
+
+def _rows_of(job: Job, shard: int) -> npt.NDArray[np.int64]:
+    start = shard * job.shard_size
+    return np.arange(start, min(start + job.shard_size, len(job.plan)))
+
+
+def _batches(job: Job, shard: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+    """(dataset, rows of the plan) of each batch of a shard; a batch never mixes datasets."""
+    rows = _rows_of(job, shard)
+    for dataset in np.unique(job.plan.dataset[rows]):
+        of_dataset = rows[job.plan.dataset[rows] == dataset]
+        for start in range(0, len(of_dataset), job.batch_size):
+            yield int(dataset), of_dataset[start : start + job.batch_size]
+
+
+def _anchor_columns(job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: RawBatch) -> Columns:
+    teacher, plan = job.teacher, job.plan
+    raw = as_anchors(raw, plan, rows, normalizer_stats(teacher.preprocessor).get(STATE))
+    batch = policy_batch(raw, job.datasets[dataset].dataset.meta.camera_keys, teacher.preprocessor)
+    with torch.no_grad(), autocast(teacher.config):
+        columns = teacher_columns(
+            job.adapter, teacher.policy, batch, job.retained, generators(plan.seed, rows.tolist())
+        )
+    columns |= {
+        "instruction": torch.from_numpy(plan.instruction[rows]).to(torch.int32),
+        "cross": torch.from_numpy(plan.cross[rows]),
+        "dataset": torch.from_numpy(plan.dataset[rows]).to(torch.int32),
+        "frame": torch.from_numpy(plan.frame[rows]),
+    }
+    for name in teacher.config.input_features:
+        if name in raw and not (job.inputs == "reference" and raw[name].dtype == torch.uint8):
+            columns[f"{INPUT}{name}"] = raw[name]  # images are compressed when the shard is written
+    return columns
+
+
+def _write(directory: Path, shard: int, done: Sequence[tuple[npt.NDArray[np.int64], Columns]]) -> ShardRecord:
+    rows = torch.from_numpy(np.concatenate([rows for rows, _ in done]))
+    columns = take(concatenate(columns for _, columns in done), rows.argsort())
+    for name, column in columns.items():
+        if name.startswith(INPUT) and isinstance(column, Tensor) and column.dtype == torch.uint8:
+            columns[name] = encode_images(column)
+    return write_shard(directory, shard, columns)
+
+
+def _finish(job: Job, directory: Path, recipe_digest: str) -> None:
+    records = finished_shards(directory)
+    missing = [shard_name(shard) for shard in range(job.num_shards) if shard not in records]
+    if missing:
+        raise CraftError(
+            f"{directory}: {len(missing)} shards were not written, {missing[0]} first: run the same command again"
+        )
+    readers = [ShardReader(directory / records[shard].file) for shard in range(job.num_shards)]
+    plan, retained = job.plan, job.retained
+    scales, layer_scales = measure_scales(readers, len(plan.instructions), retained)
+    values = values_json(retained, job.layers_requested) | {"recipe": recipe_digest}
+    manifest = Manifest(
+        kind=retained.mode,
+        policy_type=job.adapter.policy_type,
+        teacher=job.teacher.fingerprint,
+        values=values | ({"layer_scales": layer_scales} if layer_scales else {}),
+        dtype=_dtype_of(job.teacher.policy),
+        autocast=job.autocast,
+        anchor_source=plan.source,
+        inputs="reference" if job.inputs == "reference" else "embedded",
+        input_features=_input_features(job, readers[0].columns),
+        datasets=[_record(job, index) for index in range(len(job.datasets))],
+        instructions=list(plan.instructions),
+        counts=plan.counts(),
+        scales=scales,
+        seed=plan.seed,
+        num_anchors=len(plan),
+        columns={name: describe(column) for name, column in sorted(readers[0].columns.items())},
+        shards=[records[shard] for shard in range(job.num_shards)],
+    )
+    manifest.save(directory)
+
+
+def _input_features(job: Job, columns: Columns) -> dict[str, InputFeature]:
+    features = {}
+    for name, feature in job.teacher.config.input_features.items():
+        column = columns.get(f"{INPUT}{name}")
+        if isinstance(column, Tensor):
+            features[name] = InputFeature("raw", list(column.shape[1:]))
+        elif column is not None or (job.inputs == "reference" and feature.type.value == "VISUAL"):
+            sample = job.datasets[int(job.plan.dataset[0])].dataset[int(job.plan.frame[0])]
+            features[name] = InputFeature("png", list(sample[name].shape))
+    return features
+
+
+def _record(job: Job, index: int) -> DatasetRecord:
+    opened = job.datasets[index]
+    frames = sorted(job.plan.frame[job.plan.dataset == index].tolist())
+    return DatasetRecord(opened.repo_id, opened.revision, opened.root, opened.fingerprint, len(opened.dataset), frames)
+
+
+def _dtype_of(policy: torch.nn.Module) -> str:
+    """The dtype of most of the weights."""
+    sizes: dict[torch.dtype, int] = {}
+    for parameter in policy.parameters():
+        sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+    return str(max(sizes, key=lambda dtype: sizes[dtype])).removeprefix("torch.")
+
+
+def _report(progress: Progress | None, count: int) -> None:
+    if progress is not None and count:
+        progress(count)

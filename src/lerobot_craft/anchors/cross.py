@@ -1,0 +1,89 @@
+"""States of cross anchors: drawn from the statistics that the teacher ships, or moved a little.
+
+A cross anchor pairs a frame of the new task with an old instruction. New frames visit few of the states that the old
+tasks visited; drawn and jittered states ask the teacher further afield, and still need no old data. All of it happens
+on raw observations, before any preprocessor, because some policies write the state into the prompt.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lerobot_craft.errors import CraftError
+
+type Stats = Mapping[str, Tensor]  # some of mean, std, min, max, q01, q99, each [S]
+
+
+def anchor_generator(seed: int, anchor: int) -> torch.Generator:
+    """Random numbers that belong to one anchor, whichever batch it is computed in."""
+    mixed = np.random.SeedSequence([seed, anchor]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
+
+
+def draw_states(stats: Stats, n: int, generator: torch.Generator) -> Tensor:
+    """States [n, S]: normal(mean, std) inside the known bounds, or uniform between the bounds where std is not known.
+
+    Bounds are [min, max], else [q01, q99]. A dimension that was constant stays constant.
+
+    Raises:
+        CraftError: The statistics hold neither mean and std nor a pair of bounds, or are not finite.
+    """
+    bounds = _bounds(stats)
+    if "mean" in stats and "std" in stats:
+        mean, std = _vector(stats, "mean"), _vector(stats, "std")
+        states = mean + std * torch.randn(n, len(mean), generator=generator)
+        return states if bounds is None else states.clamp(*bounds)
+    if bounds is None:
+        raise CraftError(
+            f"States cannot be drawn: the teacher's statistics of the state hold {sorted(stats) or 'nothing'}, but mean"
+            " and std, min and max, or q01 and q99 are needed. Set --drawn_states=0."
+        )
+    low, high = bounds
+    return low + (high - low) * torch.rand(n, len(low), generator=generator)
+
+
+def jitter_states(states: Tensor, stats: Stats, amount: float, generator: torch.Generator) -> Tensor:
+    """States [n, S] plus amount * std * normal; a history [n, T, S] moves as a whole."""
+    noise = torch.randn(len(states), states.shape[-1], generator=generator)
+    return _move(states, amount * _spread_of(stats) * noise)
+
+
+def end_histories_at(states: Tensor, last: Tensor) -> Tensor:
+    """States [n, S] replaced by `last` [n, S]; a history [n, T, S] is moved as a whole so that it ends there."""
+    return last.to(states.dtype) if states.ndim == 2 else _move(states, last - states[:, -1])
+
+
+def _move(states: Tensor, offset: Tensor) -> Tensor:
+    return states + (offset if states.ndim == 2 else offset[:, None]).to(states.dtype)
+
+
+def _spread_of(stats: Stats) -> Tensor:
+    """The standard deviation [S], or that of a uniform distribution between the bounds."""
+    if "std" in stats:
+        return _vector(stats, "std")
+    bounds = _bounds(stats)
+    if bounds is None:
+        raise CraftError(
+            f"States cannot be jittered: the teacher's statistics of the state hold {sorted(stats) or 'nothing'}, but"
+            " std, min and max, or q01 and q99 are needed. Set --state_jitter=0."
+        )
+    return (bounds[1] - bounds[0]) / 12**0.5
+
+
+def _bounds(stats: Stats) -> tuple[Tensor, Tensor] | None:
+    for low, high in (("min", "max"), ("q01", "q99")):
+        if low in stats and high in stats:
+            return _vector(stats, low), _vector(stats, high)
+    return None
+
+
+def _vector(stats: Stats, name: str) -> Tensor:
+    values = torch.as_tensor(stats[name], dtype=torch.float32).flatten().cpu()
+    if not values.isfinite().all():
+        raise CraftError(
+            f"The teacher's {name} of the state is not finite, so no states can be drawn from it. Set --drawn_states=0"
+            " and --state_jitter=0, or mend the teacher's statistics."
+        )
+    return values

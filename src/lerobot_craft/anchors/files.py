@@ -1,0 +1,125 @@
+"""Files that are whole or absent, and checksums that `sha256sum -c` understands."""
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from lerobot_craft.errors import CraftError
+
+Progress = Callable[[int], object]
+"""Told how many more bytes were read: `tqdm.update` fits."""
+
+_CHUNK = 1 << 20
+_CHECKSUM_LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)\n")
+_REMEDIES = {
+    errno.ENOSPC: "the disk is full: free some space, then run the same command again",
+    errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
+    errno.EFBIG: "the file is larger than the filesystem or `ulimit -f` allows: choose another place or raise it",
+    errno.EROFS: "the filesystem is read-only: choose a directory that can be written, then run the command again",
+    errno.EACCES: "permission denied: see `ls -ld` of it and its directory, or choose another one",
+    errno.EPERM: "the operation is not permitted there: see `ls -ld` of it and its directory, or choose another one",
+    errno.ENOENT: "there is no such file",
+    errno.ENOTDIR: "a part of that path is a file, not a directory",
+    errno.EISDIR: "it is a directory where a file should be",
+    errno.ELOOP: "its symbolic links lead in a circle or where none is allowed: remove them",
+    errno.EIO: "the disk failed to read or write it: look at `dmesg`, then copy the data from elsewhere",
+}
+
+
+@contextmanager
+def plain_errors(path: Path) -> Iterator[None]:
+    """Turns the operating system's errors about `path` into a sentence that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
+        raise CraftError(f"{path}: {remedy}.") from error
+
+
+def require_file(path: Path) -> int:
+    """Size of a regular file in bytes; anything else (missing, directory, pipe, circle of links) is refused."""
+    with plain_errors(path):
+        status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise CraftError(f"{path}: it is not a regular file. Remove it, or point the command to another directory.")
+    return status.st_size
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole content of a regular file."""
+    require_file(path)  # a named pipe would block for ever
+    with plain_errors(path):
+        return path.read_bytes()
+
+
+def sha256_of(path: Path, progress: Progress | None = None) -> str:
+    """SHA-256 of a file in hexadecimal, read in pieces; other threads run meanwhile."""
+    require_file(path)
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_CHUNK))
+    with plain_errors(path), path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            if progress is not None:
+                progress(count)
+    return digest.hexdigest()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes a file that is there as a whole or not at all, also when the power fails.
+
+    The temporary name is always the same, `.NAME.tmp`: what a killed run leaves behind, the next one overwrites.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    with plain_errors(path):
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            with os.fdopen(os.open(temporary, flags, 0o666), "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError:
+            if temporary.is_file():
+                temporary.unlink()  # a full disk gets its space back
+            raise
+        sync_directory(path.parent)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes the names in a directory durable, not only the files' contents."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network filesystems have no such call; their rename is all there is.
+        if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def checksum_path(path: Path) -> Path:
+    """Where the checksum of `path` lives: `shard-00000.safetensors` has `shard-00000.sha256`."""
+    return path.with_suffix(".sha256")
+
+
+def write_checksum(path: Path, sha256: str | None = None) -> str:
+    """Writes the checksum file of `path` in the format of `sha256sum`; computes the digest unless it is given."""
+    sha256 = sha256 or sha256_of(path)
+    write_atomically(checksum_path(path), f"{sha256}  {path.name}\n".encode())
+    return sha256
+
+
+def read_checksum(path: Path) -> str:
+    """The SHA-256 that the checksum file of `path` states for it."""
+    source = checksum_path(path)
+    match = _CHECKSUM_LINE.fullmatch(read_bytes(source).decode(errors="replace"))
+    if match is None or match[2] != path.name:
+        raise CraftError(f"{source}: expected one line `SHA-256  {path.name}`. It is damaged: rebuild the cache.")
+    return match[1]

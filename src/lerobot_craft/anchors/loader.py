@@ -1,0 +1,185 @@
+"""Batches of anchors for training: by seed, the same after a resume, split over ranks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.build import INPUT
+from lerobot_craft.anchors.columns import Column, Columns, Ragged
+from lerobot_craft.anchors.files import Progress
+from lerobot_craft.anchors.images import decode_images
+from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.order import batch_indices
+from lerobot_craft.anchors.retained import Retained, RetentionMode
+from lerobot_craft.anchors.store import AnchorStore
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import RawBatch, dataset_fingerprint, open_dataset, read_batches
+from lerobot_craft.policies import PolicyAdapter
+from lerobot_craft.teacher.fingerprint import compare
+
+_DECODED_BYTES = 2**30
+
+
+@dataclass(frozen=True)
+class AnchorBatch:
+    """Some anchors: what the teacher saw, before any preprocessor, and what it made of it."""
+
+    raw: RawBatch  # observations and `task`, as a data loader would collate them; images uint8
+    columns: Columns  # the teacher's values
+    instruction: Tensor  # int64 [B]: index into the manifest's instructions, which are the constraint groups
+    draw: int  # which of the stored draws this visit uses
+
+    def __len__(self) -> int:
+        return len(self.instruction)
+
+
+class AnchorLoader:
+    """A cache as an endless stream of batches.
+
+    Images are decoded when first drawn and then kept, up to a gigabyte: from the second pass on a batch is copied
+    from memory.
+    """
+
+    def __init__(self, store: AnchorStore, datasets: Sequence[Any] = (), decoded_bytes: int = _DECODED_BYTES) -> None:
+        self.store = store
+        features = store.manifest.input_features
+        self._images = {name: _Images(len(store), f.shape) for name, f in features.items() if f.codec == "png"}
+        size = sum(images.nbytes for images in self._images.values())
+        self._keep_decoded = size <= decoded_bytes
+        self._datasets = datasets
+
+    @property
+    def manifest(self) -> Manifest:
+        """What the cache says about itself."""
+        return self.store.manifest
+
+    def batch(self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> AnchorBatch:
+        """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
+        indices = batch_indices(len(self.store), batch_size, seed, step, rank, world_size)
+        epoch = step * batch_size * world_size // len(self.store)
+        return self.take(indices, draw=epoch)
+
+    def take(self, indices: Tensor, draw: int = 0) -> AnchorBatch:
+        """Chosen anchors."""
+        columns = self.store.take(indices)
+        inputs = {name: columns.pop(name) for name in list(columns) if name.startswith(INPUT)}
+        features = self.manifest.input_features
+        raw: RawBatch = {name: self._observation(name, inputs, columns, indices) for name in features}
+        instruction = _dense(columns.pop("instruction")).long()
+        raw["task"] = [self.manifest.instructions[index] for index in instruction.tolist()]
+        return AnchorBatch(raw, columns, instruction, draw)
+
+    def _observation(self, name: str, inputs: Columns, columns: Columns, indices: Tensor) -> Tensor:
+        if name not in self._images:
+            return _dense(inputs[f"{INPUT}{name}"])
+        images = self._images[name]
+        if not self._keep_decoded:
+            return self._decode(name, inputs, columns, torch.arange(len(indices)))
+        missing = (~images.present[indices]).nonzero().squeeze(1)
+        if len(missing):
+            images.put(indices[missing], self._decode(name, inputs, columns, missing))
+        return images.pixels[indices]
+
+    def _decode(self, name: str, inputs: Columns, columns: Columns, rows: Tensor) -> Tensor:
+        column = inputs.get(f"{INPUT}{name}")
+        if isinstance(column, Ragged):
+            return decode_images(column.take(rows), self.manifest.input_features[name].shape)
+        return self._read(name, _dense(columns["dataset"])[rows], _dense(columns["frame"])[rows])
+
+    def _read(self, name: str, dataset: Tensor, frame: Tensor) -> Tensor:
+        images = torch.empty((len(frame), *self.manifest.input_features[name].shape), dtype=torch.uint8)
+        for index in dataset.unique().tolist():
+            rows = (dataset == index).nonzero().squeeze(1)
+            (batch,) = read_batches(self._datasets, [(index, frame[rows].tolist())])
+            images[rows] = batch[name]
+        return images
+
+
+class _Images:
+    """Decoded images of all anchors, filled as they are drawn."""
+
+    def __init__(self, num_anchors: int, shape: Sequence[int]) -> None:
+        self.present = torch.zeros(num_anchors, dtype=torch.bool)
+        self.nbytes = num_anchors * torch.Size(shape).numel()
+        self._shape = (num_anchors, *shape)
+        self._pixels: Tensor | None = None
+
+    @property
+    def pixels(self) -> Tensor:
+        """uint8 [anchors, *shape]; memory is taken when it is first needed."""
+        if self._pixels is None:
+            self._pixels = torch.empty(self._shape, dtype=torch.uint8)
+        return self._pixels
+
+    def put(self, indices: Tensor, images: Tensor) -> None:
+        self.pixels[indices] = images
+        self.present[indices] = True
+
+
+def open_cache(
+    directory: Path | str,
+    *,
+    teacher: Mapping[str, str] | None = None,
+    retention_mode: RetentionMode | None = None,
+    verify: bool = True,
+    policy_config: Any = None,
+    roots: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> AnchorLoader:
+    """Open a cache for training, or refuse it with what is wrong and the command that mends it.
+
+    Args:
+        directory: Of the cache.
+        teacher: Fingerprints of the policy that training starts from.
+        retention_mode: What training retains.
+        verify: Compare checksums.
+        policy_config: Needed where images are references: decides which past frames belong to an observation.
+        roots: Directories of referenced datasets by repo_id, where they have moved since.
+        progress: Told how many more bytes were verified.
+    """
+    store = AnchorStore.open(directory, verify=verify, progress=progress)
+    manifest = store.manifest
+    if retention_mode is not None and manifest.kind != retention_mode:
+        raise CraftError(
+            f"{directory} holds {manifest.kind} anchors and training retains {retention_mode}: build the right ones "
+            f"with `craft cache build --retention_mode={retention_mode} ...`, or use "
+            f"--craft.retention_mode={manifest.kind}"
+        )
+    if teacher is not None and (found := compare(manifest.teacher, teacher)):
+        raise CraftError(f"{directory} does not belong to this policy: {'; '.join(found)}")
+    return AnchorLoader(store, _open_referenced(manifest, roots or {}, policy_config))
+
+
+def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Retained:
+    """Which values a cache holds, as the adapter takes them."""
+    values = manifest.values
+    if manifest.kind != "hidden":
+        return Retained(manifest.kind, top_k=int(values["top_k"]), draws=int(values["num_draws"]))
+    layers = adapter.resolve(policy, [str(layer) for layer in values["layers_to_save"]])
+    return Retained("hidden", layers, values["pooling"])
+
+
+def _open_referenced(manifest: Manifest, roots: Mapping[str, str], policy_config: Any) -> list[Any]:
+    if manifest.inputs == "embedded":
+        return []
+    opened = []
+    for record in manifest.datasets:
+        root = roots.get(record.repo_id, record.root)
+        dataset = open_dataset(record.repo_id, root, record.revision, policy_config=policy_config)
+        if dataset_fingerprint(dataset) != record.fingerprint:
+            raise CraftError(
+                f"the dataset {record.repo_id} is not the one that the cache refers to: give the directory of the "
+                "right one, or build the cache again (with --inputs=embedded it does not depend on datasets)"
+            )
+        opened.append(dataset)
+    return opened
+
+
+def _dense(column: Column) -> Tensor:
+    if isinstance(column, Ragged):
+        raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
+    return column

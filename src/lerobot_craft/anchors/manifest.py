@@ -1,0 +1,243 @@
+"""The manifest: everything a cache says about itself, and whether that can be believed.
+
+It holds no time and no name of a machine: the same inputs give the same bytes.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from lerobot_craft.anchors.columns import ColumnSpec
+from lerobot_craft.anchors.files import (
+    checksum_path,
+    plain_errors,
+    read_bytes,
+    read_checksum,
+    write_atomically,
+    write_checksum,
+)
+from lerobot_craft.anchors.shards import STORABLE_DTYPES, ShardRecord, shard_name
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.errors import CraftError
+
+MANIFEST_FILE = "manifest.json"
+BUILD_FILE = "build.json"
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_DTYPE_NAMES = frozenset(str(dtype).removeprefix("torch.") for dtype in STORABLE_DTYPES)
+
+
+@dataclass(frozen=True)
+class DatasetRecord:
+    """A dataset that frames were taken from, and which."""
+
+    repo_id: str
+    revision: str | None
+    root: str | None
+    fingerprint: str
+    total_frames: int
+    frames: list[int]
+
+
+@dataclass(frozen=True)
+class InputFeature:
+    """How an observation is stored: images as `png` (uint8, lossless), all else `raw`; `shape` is one anchor's."""
+
+    codec: Literal["png", "raw"]
+    shape: list[int]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What the drift of an instruction is measured against: the value per loss type, and from how many anchors."""
+
+    source: Literal["demonstrations", "self", "spread"]
+    n: int
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a cache holds and where it came from.
+
+    Attributes:
+        kind: what of the teacher is kept: `hidden` states, the cross-entropy of its tokens, or its actions.
+        policy_type: lerobot's name of the policy.
+        teacher: fingerprints by part, e.g. `weights`, `stats`, `tokenizers`.
+        values: how the teacher's values were taken (layers, pooling, top_k, ...), as JSON.
+        dtype: of the teacher's values.
+        autocast: the dtype the teacher computed in, or None where it was not changed.
+        anchor_source: frames of the old datasets, cross pairs of new frames and old instructions, or both.
+        inputs: whether observations are in the cache or are read from the datasets.
+        input_features: how each observation is stored.
+        datasets: where frames came from.
+        instructions: the old instructions; anchors refer to them by position.
+        counts: anchors per instruction.
+        scales: per instruction.
+        seed: of the choice of anchors.
+        num_anchors: rows of all shards.
+        columns: what the shards hold.
+        shards: in order; all but the last have the same number of rows.
+        schema: version of this format.
+    """
+
+    SCHEMA: ClassVar[int] = 1
+
+    kind: Literal["hidden", "token_ce", "action"]
+    policy_type: str
+    teacher: dict[str, str]
+    values: dict[str, Any]
+    dtype: str
+    autocast: str | None
+    anchor_source: Literal["dataset", "cross", "both"]
+    inputs: Literal["embedded", "reference"]
+    input_features: dict[str, InputFeature]
+    datasets: list[DatasetRecord]
+    instructions: list[str]
+    counts: list[int]
+    scales: list[Scale]
+    seed: int
+    num_anchors: int
+    columns: dict[str, ColumnSpec]
+    shards: list[ShardRecord]
+    schema: int = SCHEMA
+
+    def to_bytes(self) -> bytes:
+        """The bytes of `manifest.json`; content that could not be read back is a ValueError."""
+        data = to_json(self)
+        if Manifest.from_bytes(data) != self:
+            raise StrictJSONError("the manifest holds values that JSON does not keep, such as tuples")
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Manifest":
+        """Reads and checks the content of `manifest.json`; a StrictJSONError names the field that is wrong."""
+        content = parse_object(data)
+        schema = content.get("schema")
+        if type(schema) is not int:
+            raise StrictJSONError("schema: missing, or not a number")
+        if schema != cls.SCHEMA:
+            remedy = (
+                "upgrade it with `pip install --upgrade lerobot-craft`"
+                if schema > cls.SCHEMA
+                else "rebuild the cache with `craft cache build`"
+            )
+            raise StrictJSONError(f"schema: {schema}, while this release of lerobot-craft reads {cls.SCHEMA}; {remedy}")
+        manifest = decode(cls, content)
+        for problem in _problems(manifest):
+            raise StrictJSONError(problem)
+        return manifest
+
+    def save(self, directory: Path) -> None:
+        """Finishes a cache: from the moment that `manifest.json` is there, it is complete.
+
+        The files of the build (`build.json`, the shards' checksum files) are then removed: the manifest has it all.
+        """
+        path = directory / MANIFEST_FILE
+        data = self.to_bytes()
+        write_checksum(path, hashlib.sha256(data).hexdigest())
+        write_atomically(path, data)
+        for leftover in (directory / BUILD_FILE, *(checksum_path(directory / shard.file) for shard in self.shards)):
+            with plain_errors(leftover):
+                leftover.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, directory: Path) -> "Manifest":
+        """Reads the manifest of a finished cache, after comparing it with its checksum."""
+        path = directory / MANIFEST_FILE
+        _require_finished(directory)
+        data = read_bytes(path)
+        if hashlib.sha256(data).hexdigest() != read_checksum(path):
+            raise CraftError(
+                f"{path}: its SHA-256 is not the one in {checksum_path(path).name}: it was damaged or edited. "
+                "Copy the cache again, or rebuild it with `craft cache build`."
+            )
+        try:
+            return cls.from_bytes(data)
+        except StrictJSONError as error:
+            raise CraftError(f"{path}: {error}.") from error
+
+
+def _require_finished(directory: Path) -> None:
+    path = directory / MANIFEST_FILE
+    with plain_errors(directory):
+        names = {entry.name for entry in directory.iterdir()} if directory.exists() else None
+    if names is None:
+        raise CraftError(f"{directory}: there is no such directory. Build a cache with `craft cache build`.")
+    if path.name in names:
+        return
+    if BUILD_FILE in names or any(name.startswith("shard-") for name in names):
+        raise CraftError(
+            f"{directory}: the cache is unfinished. Run the same `craft cache build` command again; it goes on where "
+            "it stopped."
+        )
+    raise CraftError(f"{directory}: not a cache of anchors, it has no {path.name}. Build one with `craft cache build`.")
+
+
+def _problems(manifest: Manifest) -> list[str]:
+    """What contradicts itself in a manifest whose types are right, each beginning with the field."""
+    return [
+        *_shard_problems(manifest),
+        *_instruction_problems(manifest),
+        *_dataset_problems(manifest),
+        *_column_problems(manifest),
+    ]
+
+
+def _shard_problems(manifest: Manifest) -> list[str]:
+    found = []
+    shards = manifest.shards
+    for i, shard in enumerate(shards):
+        # Also keeps paths out: a manifest must not make us read elsewhere.
+        if shard.file != shard_name(i):
+            found.append(f"shards[{i}].file: expected {shard_name(i)}, got {shard.file!r:.80}")
+        if not _SHA256.fullmatch(shard.sha256):
+            found.append(f"shards[{i}].sha256: expected 64 hexadecimal digits")
+        if shard.rows < 1 or shard.bytes < 1:
+            found.append(f"shards[{i}]: rows and bytes must be positive")
+        if shard.rows != shards[0].rows and not (i == len(shards) - 1 and shard.rows < shards[0].rows):
+            found.append(f"shards[{i}].rows: {shard.rows}; only the last shard may have fewer than {shards[0].rows}")
+    if sum(shard.rows for shard in shards) != manifest.num_anchors:
+        found.append(f"num_anchors: {manifest.num_anchors}, but the shards have {sum(s.rows for s in shards)} rows")
+    if not shards:
+        found.append("shards: a cache has at least one")
+    return found
+
+
+def _instruction_problems(manifest: Manifest) -> list[str]:
+    found = []
+    for name, items in (("counts", manifest.counts), ("scales", manifest.scales)):
+        if len(items) != len(manifest.instructions):
+            found.append(f"{name}: {len(items)} for {len(manifest.instructions)} instructions")
+    if min(manifest.counts, default=0) < 0 or sum(manifest.counts) != manifest.num_anchors:
+        found.append(f"counts: expected numbers that sum to {manifest.num_anchors} anchors")
+    if len(set(manifest.instructions)) != len(manifest.instructions):
+        found.append("instructions: the same one twice")
+    found += [f"scales[{i}].n: {scale.n} is negative" for i, scale in enumerate(manifest.scales) if scale.n < 0]
+    return found
+
+
+def _dataset_problems(manifest: Manifest) -> list[str]:
+    return [
+        f"datasets[{i}].frames: expected numbers from 0 to {record.total_frames - 1}"
+        for i, record in enumerate(manifest.datasets)
+        if record.frames and not (min(record.frames) >= 0 and max(record.frames) < record.total_frames)
+    ]
+
+
+def _column_problems(manifest: Manifest) -> list[str]:
+    found = [] if manifest.columns else ["columns: a cache has at least one"]
+    for name, spec in manifest.columns.items():
+        if spec.dtype not in _DTYPE_NAMES:
+            found.append(f"columns.{name}.dtype: {spec.dtype!r:.80} is not one a cache can hold")
+    for kind, entries in (("columns", manifest.columns), ("input_features", manifest.input_features)):
+        for name, entry in entries.items():
+            if any(size < 0 for size in entry.shape):
+                found.append(f"{kind}.{name}.shape: {entry.shape} has a negative size")
+    for field, dtype in (("dtype", manifest.dtype), ("autocast", manifest.autocast)):
+        if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+            found.append(f"{field}: {dtype!r:.80} is not a dtype of torch")
+    return found

@@ -1,0 +1,60 @@
+"""The order in which anchors are visited: a pure function of the seed and the step, so a resumed run continues it."""
+
+import hashlib
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+def batch_indices(
+    num_anchors: int, batch_size: int, seed: int, step: int, rank: int = 0, world_size: int = 1
+) -> Tensor:
+    """Which anchors this rank takes at this step, int64 [batch_size].
+
+    The endless stream of anchors is one permutation after the other. A step takes the next `batch_size * world_size`
+    of it, and each rank its part. Every anchor comes once per permutation, and no anchor comes twice in a step unless
+    there are fewer anchors than a step takes.
+    """
+    if num_anchors < 1 or batch_size < 1 or step < 0 or not 0 <= rank < world_size:
+        raise ValueError(f"no batch of {batch_size} from {num_anchors} anchors at {step=}, {rank=}, {world_size=}")
+    global_batch = batch_size * world_size
+    start = step * global_batch + rank * batch_size
+    pieces, missing = [], batch_size
+    while missing > 0:
+        epoch, position = divmod(start, num_anchors)
+        piece = _epoch_order(num_anchors, global_batch, seed, epoch)[position : position + missing]
+        pieces.append(piece)
+        start, missing = start + len(piece), missing - len(piece)
+    return torch.cat(pieces)
+
+
+def _permutation(num_anchors: int, seed: int, epoch: int) -> Tensor:
+    # Hashed, so that neighbouring seeds and epochs (1, 2) and (2, 1) have nothing in common.
+    digest = hashlib.sha256(f"anchors {seed} {epoch}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    return torch.randperm(num_anchors, generator=generator)
+
+
+@lru_cache(maxsize=4)
+def _epoch_order(num_anchors: int, global_batch: int, seed: int, epoch: int) -> Tensor:
+    """Permutation of one epoch whose head shares no anchor with the tail of the last one in the same step."""
+    if num_anchors < 2 * global_batch:
+        # Too few anchors to keep head and tail apart. One permutation over and over never repeats within a step
+        # either, so a new one begins only where an epoch and a step begin together.
+        period = global_batch // math.gcd(num_anchors, global_batch)
+        return _permutation(num_anchors, seed, epoch - epoch % period)
+    order = _permutation(num_anchors, seed, epoch)
+    in_tail = epoch * num_anchors % global_batch  # entries of the last epoch in the step that we share with it
+    if in_tail == 0:
+        return order
+    head = global_batch - in_tail
+    tail = _permutation(num_anchors, seed, epoch - 1)[num_anchors - in_tail :]
+    clashes = torch.isin(order, tail)
+    misplaced = clashes[:head].nonzero().squeeze(1)
+    # With two steps' worth of anchors the first free places lie before this epoch's own tail. The tail stays as drawn,
+    # so the next epoch need not know how this one was mended.
+    free = (~clashes[head:]).nonzero().squeeze(1)[: len(misplaced)] + head
+    order[misplaced], order[free] = order[free], order[misplaced]
+    return order

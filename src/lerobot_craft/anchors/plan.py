@@ -1,0 +1,256 @@
+"""The plan of a cache: which frame meets which instruction, decided before anything is read.
+
+A plan depends on the options, the seed and the datasets' metadata only, so a build that was interrupted goes on where
+it stopped: anchor i of the same plan is the same anchor.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from lerobot_craft.anchors.frames import choose_frames, share_out, spread
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import FrameTable
+
+type AnchorSource = Literal["dataset", "cross", "both"]
+type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
+
+# Streams of random numbers under the plan's seed. numpy takes [seed, 1] and [seed, 1, 0] for the same one.
+_OLD, _NEW, _ROWS = 1, 2, 3
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """An ordered list of anchors as columns: anchor i is row i of each. Any beginning is spread over instructions."""
+
+    source: AnchorSource
+    seed: int
+    requested: int  # how many anchors were asked for; there are fewer when the datasets have fewer frames
+    instructions: tuple[str, ...]  # the old ones
+    dataset: npt.NDArray[np.int64]  # which dataset: the old ones in their order, then the new ones
+    frame: npt.NDArray[np.int64]  # row of that dataset's FrameTable
+    instruction: npt.NDArray[np.int64]  # index into `instructions`
+    cross: npt.NDArray[np.bool_]  # a frame of the new task under an old instruction; else a frame of an old dataset
+    drawn: npt.NDArray[np.bool_]  # the state is drawn from the teacher's statistics
+    jitter: npt.NDArray[np.float64]  # in standard deviations; 0 leaves the state as it is
+
+    def __len__(self) -> int:
+        return len(self.frame)
+
+    def counts(self) -> list[int]:
+        """Anchors of each instruction."""
+        return [int(count) for count in np.bincount(self.instruction, minlength=len(self.instructions))]
+
+    def digest(self) -> str:
+        """SHA-256 of all that the plan says; equal for equal plans on every machine."""
+        head = [self.source, self.seed, self.requested, self.instructions]
+        digest = hashlib.sha256(json.dumps(head).encode())
+        for column in (self.dataset, self.frame, self.instruction, self.cross, self.drawn):
+            digest.update(column.astype("<i8").tobytes())
+        digest.update(self.jitter.astype("<f8").tobytes())
+        return digest.hexdigest()
+
+
+def make_plan(
+    source: AnchorSource,
+    num_samples: int,
+    seed: int,
+    old: Sequence[Source] = (),
+    new: Sequence[Source] = (),
+    old_instructions: Sequence[str] | None = None,
+    drawn_states: float = 0.0,
+    state_jitter: float = 0.0,
+) -> Plan:
+    """The anchors of a cache, evenly over the old instructions.
+
+    Args:
+        source: `dataset`: frames of the old datasets under their own instructions. `cross`: frames of the new datasets,
+            each old instruction getting the same spread of them. `both`: half and half.
+        num_samples: Anchors in all.
+        seed: Of every choice.
+        old: Datasets of the tasks to keep.
+        new: Datasets of the task to learn.
+        old_instructions: What to keep; None means all instructions of the old datasets.
+        drawn_states: Share of the cross anchors whose state is drawn from the teacher's statistics.
+        state_jitter: Noise on the states of the other cross anchors, in standard deviations.
+
+    Raises:
+        CraftError: The options contradict each other or the datasets.
+    """
+    _check_options(source, num_samples, seed, drawn_states, state_jitter)
+    keep = _old_instructions(source, old, old_instructions)
+    from_new = {"dataset": 0, "cross": num_samples, "both": num_samples // 2}[source]
+    parts = []
+    if source != "cross":
+        parts.append(_dataset_anchors(old, keep, num_samples - from_new, seed))
+    if source != "dataset":
+        _refuse_the_new_task(keep, new)
+        parts.append(_cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, seed))
+    anchors = np.concatenate(parts)
+    # One group per instruction and origin, so that any beginning of the plan is a smaller plan of the same kind.
+    groups = np.unique(anchors["instruction"] * 2 + anchors["cross"], return_inverse=True)[1]
+    anchors = anchors[spread(groups, np.random.default_rng([seed, _ROWS]))]
+    plan = Plan(source, seed, num_samples, keep, **{name: anchors[name].copy() for name in _ANCHOR.fields or ()})
+    _check_counts(plan)
+    return plan
+
+
+def parse_old_instructions(text: str) -> list[str]:
+    """Instructions from a file with one per line if there is such a file, else from the text, split at `;`."""
+    try:
+        file = Path(text) if Path(text).is_file() else None
+    except (OSError, ValueError):  # too long to be a path
+        file = None
+    try:
+        parts = text.split(";") if file is None else file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CraftError(f"--old_instructions={text} cannot be read as text ({error}). Give a UTF-8 file.") from error
+    instructions = list(dict.fromkeys(part.strip() for part in parts if part.strip()))
+    if not instructions:
+        raise CraftError(
+            f"--old_instructions={text!r} holds no instruction. Give a file with one per line, or them with ; between."
+        )
+    return instructions
+
+
+_ANCHOR = np.dtype(
+    [
+        ("dataset", np.int64),
+        ("frame", np.int64),
+        ("instruction", np.int64),
+        ("cross", np.bool_),
+        ("drawn", np.bool_),
+        ("jitter", np.float64),
+    ]
+)
+
+
+def _dataset_anchors(old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int) -> npt.NDArray[np.void]:
+    table, dataset, frame = _join(old, keep)
+    wanted = np.flatnonzero(table.task >= 0)
+    rows = wanted[choose_frames(_rows_of(table, wanted), n, [seed, _OLD])]
+    anchors = np.zeros(len(rows), dtype=_ANCHOR)
+    anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
+    return anchors
+
+
+def _cross_anchors(
+    new: Sequence[Source], first: int, instructions: int, n: int, drawn: float, jitter: float, seed: int
+) -> npt.NDArray[np.void]:
+    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases."""
+    table, dataset, frame = _join(new, _present(new))
+    quotas = share_out(n, np.full(instructions, len(table)), np.random.default_rng([seed, _NEW]))
+    parts = []
+    for instruction, quota in enumerate(quotas):
+        rows = choose_frames(table, int(quota), [seed, _NEW, instruction + 1])
+        anchors = np.zeros(len(rows), dtype=_ANCHOR)
+        anchors["dataset"], anchors["frame"], anchors["cross"] = first + dataset[rows], frame[rows], True
+        anchors["instruction"] = instruction
+        order = np.random.default_rng([seed, _ROWS, instruction + 1]).permutation(len(rows))
+        anchors["drawn"][order[: round(drawn * len(rows))]] = True
+        anchors["jitter"] = np.where(anchors["drawn"], 0.0, jitter)
+        parts.append(anchors)
+    return np.concatenate(parts)
+
+
+def _present(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Instructions that have a frame, each once, in the order of the datasets."""
+    return tuple(dict.fromkeys(names[task] for table, names in sources for task in np.unique(table.task)))
+
+
+def _join(
+    sources: Sequence[Source], instructions: tuple[str, ...]
+) -> tuple[FrameTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """One table of all datasets with tasks numbered by instruction (-1: not among them), and where each row is from."""
+    number = {instruction: index for index, instruction in enumerate(instructions)}
+    tasks, episodes, first_episode = [], [], 0
+    for table, names in sources:
+        tasks.append(np.asarray([number.get(name, -1) for name in names], dtype=np.int64)[table.task])
+        episodes.append(table.episode + first_episode)
+        first_episode += int(table.episode.max(initial=-1)) + 1
+    lengths = [len(table) for table, _ in sources]
+    joined = FrameTable(
+        task=np.concatenate(tasks),
+        episode=np.concatenate(episodes),
+        position=np.concatenate([table.position for table, _ in sources]),
+        length=np.concatenate([table.length for table, _ in sources]),
+    )
+    frame = np.concatenate([np.arange(length) for length in lengths])
+    return joined, np.repeat(np.arange(len(lengths)), lengths), frame
+
+
+def _rows_of(table: FrameTable, rows: npt.NDArray[np.int64]) -> FrameTable:
+    return FrameTable(table.task[rows], table.episode[rows], table.position[rows], table.length[rows])
+
+
+def _old_instructions(source: AnchorSource, old: Sequence[Source], given: Sequence[str] | None) -> tuple[str, ...]:
+    in_datasets = _present(old)
+    if source != "cross" and not in_datasets:
+        raise CraftError(
+            f"--anchor_source={source} needs frames of an old dataset and there is none. Give --dataset.repo_id and"
+            " --dataset.root of the old tasks, or use --anchor_source=cross with --old_instructions."
+        )
+    keep = in_datasets if given is None else tuple(dict.fromkeys(given))
+    if not keep:
+        raise CraftError(
+            "Cross anchors need the instructions of the old tasks. Give them as --old_instructions, with ; between them"
+            " or as a file with one per line."
+        )
+    unknown = [instruction for instruction in keep if instruction not in in_datasets]
+    if source == "dataset" and unknown:
+        raise CraftError(
+            f"No old dataset has frames of the instruction {unknown[0]!r}. They have: {'; '.join(in_datasets)}."
+            " Mend --old_instructions, or use --anchor_source=both, which covers it by frames of the new task."
+        )
+    return keep
+
+
+def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
+    """Cross anchors of the new task's own instruction would hold it at what the teacher did, against the task loss."""
+
+    def plain(instruction: str) -> str:
+        return " ".join(instruction.casefold().split()).rstrip(".! ")
+
+    learned = _present(new)
+    if not learned:
+        raise CraftError(
+            "Cross anchors need frames of the new task and there are none. Give the dataset that you will fine-tune on."
+        )
+    known = {plain(instruction): instruction for instruction in learned}
+    for instruction in keep:
+        if plain(instruction) in known:
+            raise CraftError(
+                f"The old instruction {instruction!r} is also the new task's, {known[plain(instruction)]!r}: a cross"
+                " anchor would pin the new task to the teacher. Remove it from --old_instructions; if you gave none,"
+                " list the old instructions there without it."
+            )
+
+
+def _check_options(source: str, num_samples: int, seed: int, drawn_states: float, state_jitter: float) -> None:
+    if source not in get_args(AnchorSource.__value__):
+        raise CraftError(f"--anchor_source={source} is not known. Use dataset, cross or both.")
+    if num_samples < 1:
+        raise CraftError(f"--num_samples={num_samples} gives no anchors. Ask for at least one per old instruction.")
+    if seed < 0:
+        raise CraftError(f"--seed={seed} is negative. Give 0 or more.")
+    if not 0.0 <= drawn_states <= 1.0:
+        raise CraftError(f"--drawn_states={drawn_states} is a share: give a number from 0 to 1.")
+    if not 0.0 <= state_jitter < np.inf:
+        raise CraftError(f"--state_jitter={state_jitter} counts standard deviations: give 0 or more.")
+
+
+def _check_counts(plan: Plan) -> None:
+    """An old task without anchors would be lost without a word."""
+    bare = [instruction for instruction, count in zip(plan.instructions, plan.counts(), strict=True) if count == 0]
+    if bare:
+        needed = len(plan.instructions) * (2 if plan.source == "both" else 1)
+        raise CraftError(
+            f"--num_samples={plan.requested} leaves {len(bare)} of {len(plan.instructions)} old instructions without an"
+            f" anchor, among them {bare[0]!r}. Give --num_samples={needed} or more."
+        )

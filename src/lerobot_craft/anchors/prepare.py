@@ -1,0 +1,83 @@
+"""From what a user typed to a job: load the teacher, open the datasets, choose the anchors, refuse what cannot work."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from lerobot_craft.anchors.build import Job, OpenDataset
+from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import dataset_fingerprint, frame_table, instructions, open_dataset
+from lerobot_craft.policies import PolicyAdapter, adapter_for
+from lerobot_craft.teacher.load import Teacher
+
+logger = logging.getLogger(__name__)
+
+
+def prepare(config: BuildConfig, teacher: Teacher) -> Job:
+    """The job that a configuration describes for a teacher."""
+    adapter = adapter_for(teacher.config)
+    retained = config.retained(adapter, teacher.policy)
+    if retained.mode == "token_ce" and adapter.output_kind != "logits":
+        adapter.token_labels({})  # says what to use instead
+    if config.anchor_source != "dataset" and not adapter.reads_instruction:
+        raise CraftError(
+            f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
+            "use --anchor_source=dataset with a dataset of the old tasks"
+        )
+    old = _open(config.dataset, "dataset", teacher)
+    new = _open(config.new_dataset, "new_dataset", teacher) if config.anchor_source != "dataset" else []
+    if config.anchor_source != "dataset" and not new:
+        raise CraftError(
+            f"--anchor_source={config.anchor_source} pairs frames of the new task with old instructions: give the "
+            "dataset that you will fine-tune on as --new_dataset.repo_id (and --new_dataset.root)"
+        )
+    for opened in (*old, *new):
+        _check_features(adapter, teacher, opened)
+    plan = make_plan(
+        config.anchor_source,  # type: ignore[arg-type]  # checked there
+        config.num_samples,
+        config.seed,
+        [_source(opened) for opened in old],
+        [_source(opened) for opened in new],
+        None if config.old_instructions is None else parse_old_instructions(config.old_instructions),
+        config.drawn_states,
+        config.state_jitter,
+    )
+    if len(plan) < plan.requested:
+        logger.warning("the datasets have only %d frames to choose from; %d were asked for", len(plan), plan.requested)
+    requested = (config.layers_to_save or config.hidden_layer) if retained.mode == "hidden" else None
+    return Job(
+        teacher, adapter, retained, requested, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size
+    )
+
+
+def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]:
+    opened = []
+    for repo_id, root in flags.addresses(flag):
+        dataset = open_dataset(repo_id, root, flags.revision, policy_config=teacher.config)
+        opened.append(OpenDataset(dataset, repo_id, root, flags.revision, dataset_fingerprint(dataset)))
+    return opened
+
+
+def _source(opened: OpenDataset) -> tuple[Any, Sequence[str]]:
+    return frame_table(opened.dataset), instructions(opened.dataset.meta)
+
+
+def _check_features(adapter: PolicyAdapter, teacher: Teacher, opened: OpenDataset) -> None:
+    """Every observation that the policy reads is in the dataset; cameras may lack where the policy masks them."""
+    present = opened.dataset.meta.features
+    wanted = {name: f for name, f in teacher.config.input_features.items() if "empty_camera" not in name}
+    missing = [name for name in wanted if name not in present]
+    cameras = [name for name, feature in wanted.items() if feature.type.value == "VISUAL"]
+    if not missing:
+        return
+    tolerable = adapter.masks_missing_cameras(teacher.policy) and set(missing) < set(cameras)
+    if not tolerable:
+        raise CraftError(
+            f"the dataset {opened.repo_id} has no {', '.join(missing)}, which this {adapter.policy_type} reads (it has "
+            f"{', '.join(name for name in present if name.startswith('observation.'))}): use a dataset with the same "
+            "names, or rename its features with lerobot-edit-dataset"
+        )
+    logger.warning("%s has no %s: the policy masks these cameras", opened.repo_id, ", ".join(missing))

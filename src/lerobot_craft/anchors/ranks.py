@@ -1,0 +1,36 @@
+"""The processes that `accelerate launch` started together, or this one alone."""
+
+import os
+from dataclasses import dataclass
+
+_WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def joined(cls, *, cpu: bool) -> "Ranks":
+        """Join the peers, if there are any."""
+        if int(os.environ.get(_WORLD_SIZE, "1")) == 1:
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=cpu)
+        return cls(state.process_index, state.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes what there is only one of."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until every peer is here."""
+        if self.world_size > 1:
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()

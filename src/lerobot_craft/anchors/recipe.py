@@ -1,0 +1,130 @@
+"""What a user asks a cache to be, and the exact recipe that makes it so.
+
+Two builds with the same recipe give the same bytes, whatever ran them and however often they were interrupted.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from lerobot_craft.anchors.retained import PER_TOKEN, Retained, RetentionMode
+from lerobot_craft.core import Pooling
+from lerobot_craft.errors import CraftError
+from lerobot_craft.policies import PolicyAdapter
+
+_PAIR: Pooling = "vision_mean+text_last"
+
+
+@dataclass
+class DatasetFlags:
+    """One or several datasets, separated by commas."""
+
+    # Names, such as lerobot/pusht.
+    repo_id: str = ""
+    # Their directories on this machine, in the same order. Without them they are looked up as lerobot does.
+    root: str = ""
+    revision: str | None = None
+
+    def addresses(self, flag: str) -> list[tuple[str, str | None]]:
+        """(repo_id, root) of each."""
+        names = [name.strip() for name in self.repo_id.split(",") if name.strip()]
+        roots: list[str | None] = [root.strip() for root in self.root.split(",") if root.strip()]
+        if roots and len(roots) != len(names):
+            raise CraftError(
+                f"--{flag}.repo_id names {len(names)} datasets and --{flag}.root {len(roots)} directories: "
+                "give one directory for each, in the same order, separated by commas"
+            )
+        return list(zip(names, roots or [None] * len(names), strict=True))
+
+
+@dataclass
+class BuildConfig:
+    """`craft cache build`."""
+
+    # Where the cache goes. An unfinished build there is continued.
+    output_dir: Path
+    # What the teacher can do: frames and instructions of the tasks to keep.
+    dataset: DatasetFlags = field(default_factory=DatasetFlags)
+    # What it is about to learn: cross anchors pair these frames with the old instructions.
+    new_dataset: DatasetFlags = field(default_factory=DatasetFlags)
+    # Number of anchors.
+    num_samples: int = 1000
+    # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both.
+    anchor_source: str = "dataset"
+    # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
+    # read from --dataset's metadata.
+    old_instructions: str | None = None
+    # Share of the cross anchors whose state is drawn from the statistics that the teacher's normalizer ships.
+    drawn_states: float = 0.0
+    # Noise on the other cross anchors' states, in standard deviations.
+    state_jitter: float = 0.0
+    # hidden | token_ce | action.
+    retention_mode: str = "hidden"
+    # The layer whose hidden states are kept.
+    hidden_layer: str = "-2"
+    # Several layers instead: -2,-1 or all or expert:all. Pooled to the vision mean and the last text token of each,
+    # unless --pooling or --per_token says otherwise.
+    layers_to_save: str | None = None
+    # mean_image_tokens | mean_masked | last_token | cls_token | vision_mean+text_last.
+    pooling: str | None = None
+    # Keep every token instead of pooling.
+    per_token: bool = False
+    # Logits kept per token of a token policy; all others are folded into one.
+    top_k: int = 64
+    # (noise, time) draws kept per anchor of a flow or diffusion policy.
+    num_draws: int = 1
+    # embedded: observations are in the cache | reference: images stay in the datasets.
+    inputs: str = "embedded"
+    # Anchors per forward pass, and per file.
+    batch_size: int = 32
+    shard_size: int = 256
+    # Processes that read frames; 0 reads in a thread.
+    num_workers: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inputs not in ("embedded", "reference"):
+            raise CraftError(f"--inputs must be embedded or reference; got {self.inputs!r}")
+        if self.per_token and self.pooling is not None:
+            raise CraftError("--per_token keeps every token, --pooling does not: give one of the two")
+        for flag in ("batch_size", "shard_size"):
+            if getattr(self, flag) < 1:
+                raise CraftError(f"--{flag} must be at least 1; got {getattr(self, flag)}")
+
+    def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
+        """Which values to keep, with layers as the policy numbers them."""
+        if self.retention_mode not in get_args(RetentionMode):
+            raise CraftError(
+                f"--retention_mode must be one of {', '.join(get_args(RetentionMode))}; got {self.retention_mode!r}"
+            )
+        if self.retention_mode != "hidden":
+            return Retained(self.retention_mode, top_k=self.top_k, draws=self.num_draws)  # type: ignore[arg-type]
+        layers = adapter.resolve(policy, self.layers_to_save or self.hidden_layer)
+        default: Pooling = "mean_image_tokens" if self.layers_to_save is None else _PAIR
+        pooling = PER_TOKEN if self.per_token else self.pooling or default
+        return Retained("hidden", layers, pooling)  # type: ignore[arg-type]
+
+
+def values_json(retained: Retained, requested: str | None) -> dict[str, Any]:
+    """How the teacher's values were taken, for the manifest."""
+    if retained.mode != "hidden":
+        return {"top_k": retained.top_k, "num_draws": retained.draws}
+    return {
+        "layers_requested": requested,
+        "layers_to_save": [str(layer) for layer in retained.layers],
+        "pooling": retained.pooling,
+        "pooling_strategy": {"vision": "mean", "text": "last"} if retained.pooling == _PAIR else None,
+    }
+
+
+def digest(recipe: dict[str, Any]) -> str:
+    """SHA-256 of a recipe."""
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()
+
+
+def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> Sequence[str]:
+    """Names of what differs between two recipes."""
+    return sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))

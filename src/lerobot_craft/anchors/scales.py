@@ -1,0 +1,118 @@
+"""The unit of the budget, measured while a cache is built: docs/method.md, equations (25) and (28).
+
+Actions and tokens: the teacher's own error on its demonstrations, per instruction. Where an instruction has no
+demonstration (cross anchors only), its error on its own actions. Hidden states have no demonstrator: their unit is
+their spread, the mean drift from the mean over the instruction's anchors.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Column, Columns, Ragged
+from lerobot_craft.anchors.manifest import Scale
+from lerobot_craft.anchors.retained import OWN_ERROR, Retained, as_kind
+from lerobot_craft.anchors.shards import ShardReader
+from lerobot_craft.core import drift
+
+_SPREAD_LOSSES = ("mse", "l1", "cosine")
+
+
+def measure_scales(
+    readers: Sequence[ShardReader], num_instructions: int, retained: Retained
+) -> tuple[list[Scale], dict[str, dict[str, float]]]:
+    """The scale of each instruction and, for hidden states, the spread of each layer over all instructions."""
+    if retained.mode == "hidden":
+        return _spreads(readers, num_instructions, retained)
+    return _own_errors(readers, num_instructions), {}
+
+
+def _own_errors(readers: Sequence[ShardReader], num_instructions: int) -> list[Scale]:
+    instruction = _joined(readers, "instruction").long()
+    demonstrated = ~_joined(readers, "cross")
+    names = [name for name in readers[0].columns if name.startswith(OWN_ERROR)]
+    errors = {name.removeprefix(OWN_ERROR): _joined(readers, name).double() for name in names}
+    scales = []
+    for index in range(num_instructions):
+        of_instruction = instruction == index
+        shown = of_instruction & demonstrated
+        chosen = shown if shown.any() else of_instruction
+        values = {loss: error[chosen].mean().item() for loss, error in errors.items()}
+        scales.append(Scale("demonstrations" if shown.any() else "self", int(chosen.sum()), values))
+    return scales
+
+
+def _spreads(
+    readers: Sequence[ShardReader], num_instructions: int, retained: Retained
+) -> tuple[list[Scale], dict[str, dict[str, float]]]:
+    layers = [str(layer) for layer in retained.layers]
+    per_layer = {layer: _Spread(num_instructions) for layer in layers}
+    for again in (False, True):  # the mean first, then the distances from it
+        for reader in readers:
+            for layer, (vectors, groups) in _vectors(reader.columns, layers):
+                per_layer[layer].add(vectors, groups, distances=again)
+    anchors = torch.bincount(_joined(readers, "instruction").long(), minlength=num_instructions).tolist()
+    scales = []
+    for index in range(num_instructions):
+        found = [per_layer[layer].of(index) for layer in layers]
+        values = {loss: sum(spread[loss] for spread in found) / len(found) for loss in _SPREAD_LOSSES}
+        scales.append(Scale("spread", anchors[index], values))
+    return scales, {layer: spread.overall() for layer, spread in per_layer.items()}
+
+
+class _Spread:
+    """Mean of vectors per instruction, then the mean drift from it; in float64, in the order of the shards."""
+
+    def __init__(self, num_instructions: int) -> None:
+        self._count = torch.zeros(num_instructions, dtype=torch.float64)
+        self._sum: Tensor | None = None  # [instructions, D]
+        self._distance = {loss: torch.zeros(num_instructions, dtype=torch.float64) for loss in _SPREAD_LOSSES}
+
+    def add(self, vectors: Tensor, groups: Tensor, *, distances: bool) -> None:
+        """Vectors [n, D] of the instructions [n]."""
+        vectors = vectors.double()
+        if self._sum is None:
+            self._sum = vectors.new_zeros(len(self._count), vectors.shape[-1])
+        if not distances:
+            self._count += torch.bincount(groups, minlength=len(self._count))
+            self._sum.index_add_(0, groups, vectors)
+            return
+        mean = (self._sum / self._count.clamp_min(1)[:, None])[groups]
+        for loss, total in self._distance.items():
+            total.index_add_(0, groups, drift(vectors, mean, as_kind(loss), reduction="none"))
+
+    def of(self, instruction: int) -> dict[str, float]:
+        """Mean drift by loss type within an instruction."""
+        count = self._count[instruction].clamp_min(1)
+        return {loss: (total[instruction] / count).item() for loss, total in self._distance.items()}
+
+    def overall(self) -> dict[str, float]:
+        """The same over all vectors, each from its own instruction's mean."""
+        count = self._count.sum().clamp_min(1)
+        return {loss: (total.sum() / count).item() for loss, total in self._distance.items()}
+
+
+def _vectors(columns: Columns, layers: Sequence[str]) -> Iterable[tuple[str, tuple[Tensor, Tensor]]]:
+    """Every retained vector of a shard, [n, D], with its instruction, [n], layer by layer."""
+    instruction = _dense(columns["instruction"]).long()
+    for position, layer in enumerate(layers):
+        tokens = columns.get(f"hidden.{layer}")
+        if isinstance(tokens, Ragged):
+            yield layer, (tokens.values, instruction.repeat_interleave(tokens.lengths))
+            continue
+        pooled = columns.get("teacher_hidden")
+        features = _dense(columns["target_features"]) if pooled is None else _dense(pooled)[:, position]
+        valid = _dense(columns["target_valid"]) if pooled is None else _dense(columns["target_valid"])[:, position]
+        groups = instruction if valid.dim() == 1 else instruction[:, None].expand_as(valid)
+        yield layer, (features[valid], groups[valid])
+
+
+def _joined(readers: Sequence[ShardReader], name: str) -> Tensor:
+    return torch.cat([_dense(reader.columns[name]) for reader in readers])
+
+
+def _dense(column: Column) -> Tensor:
+    if isinstance(column, Ragged):
+        raise TypeError("expected a column with rows of one shape")
+    return column

@@ -1,0 +1,174 @@
+"""A finished cache, opened: checked as a whole, then rows by index."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Column, Columns, Ragged, concatenate, describe, take
+from lerobot_craft.anchors.files import Progress, checksum_path, read_checksum, require_file, sha256_of
+from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.shards import ShardReader, ShardRecord
+from lerobot_craft.errors import CraftError
+
+_VERIFY_THREADS = 2
+_REBUILD = "Copy the cache again, or rebuild it with `craft cache build`."
+
+
+class AnchorStore:
+    """The rows of a cache. Small columns live in memory, large ones (images, as a rule) stay in the mapped files.
+
+    Attributes:
+        directory: where the cache is.
+        manifest: what it says about itself.
+    """
+
+    def __init__(self, directory: Path, manifest: Manifest, readers: list[ShardReader], resident_bytes: int) -> None:
+        self.directory = directory
+        self.manifest = manifest
+        self._readers = readers
+        self._starts = torch.tensor([0, *(reader.rows for reader in readers)]).cumsum(0)  # [shards + 1]
+        self._sizes = _bytes_by_column(readers)
+        resident = _smallest(self._sizes, resident_bytes)
+        # One gather instead of one per shard: a batch from 50 shards takes microseconds instead of milliseconds.
+        self._resident = concatenate({name: reader.columns[name] for name in resident} for reader in readers)
+        self._mapped = {
+            name: _MappedColumn([reader.columns[name] for reader in readers], self._starts)
+            for name in self._sizes
+            if name not in resident
+        }
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path | str,
+        verify: bool = True,
+        progress: Progress | None = None,
+        resident_bytes: int = 256 * 2**20,
+    ) -> "AnchorStore":
+        """Opens a cache, or says what is wrong with it.
+
+        Args:
+            directory: of the finished cache.
+            verify: compare the SHA-256 of every shard; without it, only presence, sizes and structure.
+            progress: told how many more bytes were verified, out of `manifest.shards`' sum.
+            resident_bytes: the smallest columns are kept in memory as long as they fit into this.
+        """
+        directory = Path(directory)
+        manifest = Manifest.load(directory)
+        for shard in manifest.shards:
+            _check_file(directory / shard.file, shard)
+        if verify:
+            _verify(directory, manifest.shards, progress)
+        readers = [_open_shard(directory / shard.file, shard, manifest) for shard in manifest.shards]
+        return cls(directory, manifest, readers, resident_bytes)
+
+    def __len__(self) -> int:
+        return self.manifest.num_anchors
+
+    def take(self, indices: Tensor) -> Columns:
+        """The anchors asked for (int64 [k]; each from 0 to len - 1), in that order, copied."""
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
+            raise IndexError(f"anchors are numbered from 0 to {len(self) - 1}")
+        columns = take(self._resident, indices)
+        if self._mapped:
+            shards = torch.searchsorted(self._starts, indices, right=True) - 1  # [k]
+            columns |= {name: column.take(indices, shards) for name, column in self._mapped.items()}
+        return {name: columns[name] for name in self._sizes}
+
+    def bytes_by_column(self) -> dict[str, int]:
+        """How much of the cache each column takes, in bytes."""
+        return dict(self._sizes)
+
+
+class _MappedColumn:
+    """A column too large for memory: its values stay in the shards, where each row begins is known here.
+
+    Rows are copied one by one. They are long (else the column would be small), and a batch touches nearly as many
+    shards as it has rows: grouping by shard first was measured three times slower.
+    """
+
+    def __init__(self, parts: list[Column], starts: Tensor) -> None:
+        self._values = [part.values if isinstance(part, Ragged) else part for part in parts]
+        self._starts = starts
+        ragged = [part for part in parts if isinstance(part, Ragged)]
+        self._begins = torch.cat([part.offsets[:-1] for part in ragged]) if ragged else None  # [num_anchors]
+        self._lengths = torch.cat([part.lengths for part in ragged]) if ragged else None  # [num_anchors]
+
+    def take(self, indices: Tensor, shards: Tensor) -> Column:
+        if self._begins is None or self._lengths is None:
+            rows = indices - self._starts.index_select(0, shards)
+            return self._copy(shards, rows, torch.ones_like(rows))
+        begins, lengths = self._begins.index_select(0, indices), self._lengths.index_select(0, indices)
+        return Ragged(self._copy(shards, begins, lengths), lengths)
+
+    def _copy(self, shards: Tensor, begins: Tensor, lengths: Tensor) -> Tensor:
+        places = zip(shards.tolist(), begins.tolist(), (begins + lengths).tolist(), strict=True)
+        nothing = self._values[0][:0]  # gives dtype and shape where no row is asked for
+        return torch.cat([nothing, *(self._values[shard][begin:end] for shard, begin, end in places)])
+
+
+def _smallest(sizes: dict[str, int], budget: int) -> set[str]:
+    chosen: set[str] = set()
+    for name, size in sorted(sizes.items(), key=lambda item: item[1]):
+        budget -= size
+        if budget < 0:
+            break
+        chosen.add(name)
+    return chosen
+
+
+def _bytes_by_column(readers: list[ShardReader]) -> dict[str, int]:
+    return {name: sum(_nbytes(reader.columns[name]) for reader in readers) for name in sorted(readers[0].columns)}
+
+
+def _nbytes(column: Column) -> int:
+    return column.values.nbytes + column.offsets.nbytes if isinstance(column, Ragged) else column.nbytes
+
+
+def _check_file(path: Path, shard: ShardRecord) -> None:
+    size = require_file(path)
+    if size != shard.bytes:
+        raise CraftError(f"{path}: {size} bytes, but the manifest says {shard.bytes}. {_REBUILD}")
+    # Left where a build was stopped right after its manifest; it must at least agree.
+    if checksum_path(path).exists() and read_checksum(path) != shard.sha256:
+        raise CraftError(f"{checksum_path(path)}: another SHA-256 than in the manifest. {_REBUILD}")
+
+
+def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | None) -> None:
+    lock = Lock()
+
+    def report(count: int) -> None:
+        if progress is not None:
+            with lock:
+                progress(count)
+
+    def verify(shard: ShardRecord) -> None:
+        path = directory / shard.file
+        if sha256_of(path, report) != shard.sha256:
+            raise CraftError(f"{path}: its SHA-256 is not the one in the manifest: it is damaged. {_REBUILD}")
+
+    with ThreadPoolExecutor(_VERIFY_THREADS) as pool:
+        tasks = [pool.submit(verify, shard) for shard in shards]
+        try:
+            for task in tasks:
+                task.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)  # one damaged shard is enough to know
+            raise
+
+
+def _open_shard(path: Path, shard: ShardRecord, manifest: Manifest) -> ShardReader:
+    reader = ShardReader(path)
+    if reader.rows != shard.rows:
+        raise CraftError(f"{path}: {reader.rows} rows, but the manifest says {shard.rows}. {_REBUILD}")
+    found = {name: describe(column) for name, column in reader.columns.items()}
+    for name in sorted(found.keys() | manifest.columns.keys()):
+        if found.get(name) != manifest.columns.get(name):
+            raise CraftError(
+                f"{path}: column {name!r} is {found.get(name, 'missing')}, but the manifest declares "
+                f"{manifest.columns.get(name, 'none')}. {_REBUILD}"
+            )
+    return reader

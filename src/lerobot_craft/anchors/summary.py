@@ -1,0 +1,66 @@
+"""What a cache holds, for a person."""
+
+from lerobot_craft.anchors.build import INPUT
+from lerobot_craft.anchors.retained import FIXED, OWN_ERROR
+from lerobot_craft.anchors.store import AnchorStore
+
+_BOOKKEEPING = ("instruction", "cross", "dataset", "frame", OWN_ERROR)
+
+
+def summary(store: AnchorStore) -> str:
+    """Several lines of text."""
+    m = store.manifest
+    sizes = bytes_by_purpose(store)
+    total = sum(shard.bytes for shard in m.shards)
+    lines = [
+        f"{store.directory}",
+        f"  kind         {m.kind}: {_what(store)}",
+        f"  teacher      {m.policy_type}, {m.dtype}{f' under {m.autocast} autocast' if m.autocast else ''}, "
+        f"weights {m.teacher.get('weights', '?')[:12]}",
+        f"  anchors      {m.num_anchors} from {_sources(store)}, seed {m.seed}",
+        f"  size         {_human(total)} in {len(m.shards)} shards, {_human(total / m.num_anchors)} per anchor",
+        *(f"    {purpose:<11}{_human(size / m.num_anchors)} per anchor" for purpose, size in sizes.items() if size),
+        "  instructions",
+    ]
+    for instruction, count, scale in zip(m.instructions, m.counts, m.scales, strict=True):
+        unit = ", ".join(f"{loss} {value:.3g}" for loss, value in scale.values.items())
+        lines.append(f"    {count:>6}  {instruction!r}  unit ({scale.source}, n={scale.n}): {unit}")
+    return "\n".join(lines)
+
+
+def _what(store: AnchorStore) -> str:
+    values = store.manifest.values
+    if store.manifest.kind == "hidden":
+        return f"layers {', '.join(values['layers_to_save'])}, pooling {values['pooling']}"
+    if store.manifest.kind == "token_ce":
+        return "the teacher's tokens"
+    return f"the policy's output, {values['num_draws']} draws, up to {values['top_k']} logits per token"
+
+
+def _sources(store: AnchorStore) -> str:
+    m = store.manifest
+    used = [f"{len(d.frames)} frames of {d.repo_id}" for d in m.datasets if d.frames]
+    return f"{m.anchor_source} ({', '.join(used)}; images {m.inputs})"
+
+
+def bytes_by_purpose(store: AnchorStore) -> dict[str, int]:
+    """Bytes of what the teacher saw, what was fixed, what is retained, and the rest."""
+    sizes = {"inputs": 0, "fixed": 0, "targets": 0, "bookkeeping": 0}
+    for name, size in store.bytes_by_column().items():
+        if name.startswith(INPUT):
+            sizes["inputs"] += size
+        elif name.startswith(FIXED):
+            sizes["fixed"] += size
+        elif name.startswith(_BOOKKEEPING):
+            sizes["bookkeeping"] += size
+        else:
+            sizes["targets"] += size
+    return sizes
+
+
+def _human(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}" if unit != "B" else f"{size:.0f} B"
+        size /= 1024
+    return f"{size:.1f} GiB"

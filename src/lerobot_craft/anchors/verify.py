@@ -1,0 +1,106 @@
+"""Whether a cache is whole, and whether a teacher still says what it says."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Ragged
+from lerobot_craft.anchors.files import Progress
+from lerobot_craft.anchors.loader import AnchorBatch, AnchorLoader, open_cache, retained_of
+from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.policies import PolicyAdapter, adapter_for, mode
+from lerobot_craft.teacher.load import Teacher
+
+logger = logging.getLogger(__name__)
+
+# Drift of a policy from its own cache, relative to the cached values' mean square: what other batch shapes and
+# paddings leave.
+_FLOORS = {"float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """How well a policy reproduces cached values."""
+
+    anchors: int
+    largest: float  # drift, relative to the values' scale
+    floor: float  # what rounding alone may leave
+
+    @property
+    def holds(self) -> bool:
+        """Whether the policy is the one that left these values."""
+        return self.largest <= self.floor
+
+
+def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, batch_size: int = 16) -> Reproduction:
+    """Compute some anchors again and compare: 0 up to rounding where teacher, statistics and inputs are the same."""
+    adapter = adapter_for(teacher.config)
+    retained = retained_of(loader.manifest, adapter, teacher.policy)
+    chosen = torch.linspace(0, len(loader.store) - 1, min(num_anchors, len(loader.store))).round().long()
+    largest = 0.0
+    with torch.no_grad(), mode(teacher.policy, train=adapter.train_mode):
+        for indices in chosen.split(batch_size):
+            for draw in range(retained.draws):
+                anchors = loader.take(indices, draw)
+                largest = max(largest, float(_deviation(adapter, teacher, anchors, retained).max()))
+    return Reproduction(len(chosen), largest, floor_of(loader.manifest))
+
+
+def floor_of(manifest: Manifest) -> float:
+    """The relative drift below which a difference is rounding."""
+    return _FLOORS[manifest.autocast or manifest.dtype]
+
+
+def verify_cache(
+    directory: Path, teacher: Teacher | None = None, progress: Progress | None = None
+) -> tuple[Manifest, Reproduction | None]:
+    """Check a cache's bytes and, with a teacher, that it belongs to it and that it still says the same."""
+    fingerprint = None if teacher is None else teacher.fingerprint
+    config = None if teacher is None else teacher.config
+    loader = open_cache(directory, teacher=fingerprint, policy_config=config, progress=progress)
+    if teacher is None:
+        return loader.manifest, None
+    reproduction = reproduce(loader, teacher)
+    if not reproduction.holds:
+        raise CraftError(
+            f"the teacher no longer says what {directory} holds: over {reproduction.anchors} anchors the relative "
+            f"drift is up to {reproduction.largest:.2g}, where rounding leaves at most {reproduction.floor:.0e}. "
+            "Weights, statistics and tokenizers are the same, so the images, the device or the library versions "
+            "differ: build the cache again on this machine"
+        )
+    return loader.manifest, reproduction
+
+
+def _deviation(adapter: PolicyAdapter, teacher: Teacher, anchors: AnchorBatch, retained: Retained) -> Tensor:
+    """Relative drift of each anchor, [B]."""
+    batch = policy_batch(anchors.raw, _cameras(anchors), teacher.preprocessor)
+    with autocast(teacher.config):
+        found = student_drift(adapter, teacher.policy, batch, anchors.columns, retained, draw=anchors.draw).cpu()
+    if retained.mode == "token_ce":
+        cached = anchors.columns["teacher_ce"]
+        if isinstance(cached, Ragged):
+            raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
+        return (found - cached).square() / cached.square().clamp_min(1e-6)
+    return found / _mean_square(anchors, retained).clamp_min(1e-12)
+
+
+def _cameras(anchors: AnchorBatch) -> list[str]:
+    return [name for name, value in anchors.raw.items() if isinstance(value, Tensor) and value.dtype == torch.uint8]
+
+
+def _mean_square(anchors: AnchorBatch, retained: Retained) -> Tensor:
+    """Of all cached values of the batch; divergences of logits are their own scale."""
+    if retained.mode == "action" and isinstance(anchors.columns["target"], Ragged):
+        return torch.ones(())
+    names = ("target", "target_features", "teacher_hidden")
+    values = [c for name, c in anchors.columns.items() if name in names or name.startswith("hidden.")]
+    flat = [(c.values if isinstance(c, Ragged) else c).double().flatten() for c in values]
+    return torch.cat(flat).square().mean()

@@ -1,0 +1,124 @@
+"""`craft cache build | info | verify`: what the teacher made of some inputs, computed once and kept."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from lerobot_craft.cli.flags import PolicyFlags, parse_flags, take_policy_flags
+from lerobot_craft.errors import CraftError
+
+if TYPE_CHECKING:
+    from lerobot_craft.teacher.load import Teacher
+
+_USAGE = """usage: craft cache build --policy.path=DIR --dataset.repo_id=NAME --output_dir=DIR [...]
+       craft cache info DIR
+       craft cache verify DIR [--policy.path=DIR]
+
+  build    run the teacher once over chosen inputs and keep what it made of them (`craft cache build --help`)
+  info     what a cache holds, its size per anchor, the unit of its budget
+  verify   compare all checksums; with --policy.path also compute some anchors again and compare
+
+exit codes: 0 done, 2 something is wrong with the flags, the cache or the teacher"""
+
+# Names that the documents of the first CRaFT use.
+_ALIASES = {
+    "--num_anchors": "--num_samples",
+    "--out_dir": "--output_dir",
+    "--policy.pretrained_path": "--policy.path",
+}
+
+
+def run(argv: list[str]) -> int:
+    """Run one of the three actions and return the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="craft: %(message)s")
+    actions = {"build": _build, "info": _info, "verify": _verify}
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_USAGE)
+        return 0 if argv else 2
+    if argv[0] not in actions:
+        raise CraftError(f"`craft cache {argv[0]}` is not known: use {', '.join(actions)}")
+    return actions[argv[0]]([_translate(argument) for argument in argv[1:]])
+
+
+def _build(argv: Sequence[str]) -> int:
+    policy, rest = take_policy_flags(argv)
+    from lerobot_craft.anchors.recipe import BuildConfig
+
+    config = parse_flags(BuildConfig, rest, program="craft cache build")
+    from lerobot_craft.anchors.build import build_cache, is_finished
+    from lerobot_craft.anchors.prepare import prepare
+    from lerobot_craft.anchors.ranks import Ranks
+    from lerobot_craft.anchors.store import AnchorStore
+    from lerobot_craft.anchors.summary import summary
+
+    teacher = _load_teacher(policy)
+    ranks = Ranks.joined(cpu=teacher.config.device == "cpu")
+    job = prepare(config, teacher)
+    if is_finished(job, config.output_dir):
+        print(f"{config.output_dir} is this very cache already: nothing to do")
+    else:
+        # Every rank counts its own anchors; the bar shows the main one's share of the work.
+        total = len(job.plan) if ranks.world_size == 1 else None
+        with tqdm(total=total, desc="anchors", unit="anchor", disable=not ranks.is_main) as bar:
+            build_cache(job, config.output_dir, ranks=ranks, num_workers=config.num_workers, progress=bar.update)
+    if ranks.is_main:
+        print(summary(AnchorStore.open(config.output_dir, verify=False)))
+    return 0
+
+
+def _info(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="craft cache info", description="Say what a cache holds.")
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args(argv)
+    from lerobot_craft.anchors.store import AnchorStore
+    from lerobot_craft.anchors.summary import summary
+
+    print(summary(AnchorStore.open(options.directory, verify=False)))
+    return 0
+
+
+def _verify(argv: Sequence[str]) -> int:
+    policy, rest = take_policy_flags(argv)
+    parser = argparse.ArgumentParser(prog="craft cache verify", description="Check a cache.")
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args(rest)
+    from lerobot_craft.anchors.manifest import Manifest
+    from lerobot_craft.anchors.verify import verify_cache
+
+    total = sum(shard.bytes for shard in Manifest.load(options.directory).shards)
+    teacher = _load_teacher(policy) if policy.path else None
+    with tqdm(total=total, desc="checksums", unit="B", unit_scale=True) as bar:
+        manifest, reproduction = verify_cache(options.directory, teacher, bar.update)
+    print(f"{options.directory}: {manifest.num_anchors} anchors in {len(manifest.shards)} shards, all checksums hold")
+    if reproduction is None:
+        print("give --policy.path=TEACHER to also compute some of them again")
+    else:
+        print(
+            f"the teacher reproduces {reproduction.anchors} of them: relative drift up to {reproduction.largest:.1e} "
+            f"(rounding leaves at most {reproduction.floor:.0e})"
+        )
+    return 0
+
+
+def _load_teacher(policy: PolicyFlags) -> "Teacher":
+    if not policy.path:
+        raise CraftError("give the teacher's checkpoint directory as --policy.path=DIR")
+    import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
+    from lerobot_craft.lerobot_api.policies import load_plugin
+    from lerobot_craft.teacher.load import load_teacher
+
+    for plugin in policy.plugins:
+        load_plugin(plugin)
+
+    print(f"loading the teacher from {policy.path}", file=sys.stderr)
+    return load_teacher(policy.path, policy.overrides)
+
+
+def _translate(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return f"{_ALIASES.get(name, name)}{equals}{value}"

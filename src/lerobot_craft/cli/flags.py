@@ -1,0 +1,69 @@
+"""Flags in lerobot's grammar: `--policy.path=DIR` with overrides, and dataclasses read by draccus."""
+
+import contextlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lerobot_craft.errors import CraftError
+
+_POLICY = "--policy."
+_PLUGINS = "discover_packages_path"
+
+
+@dataclass(frozen=True)
+class PolicyFlags:
+    """What the command line says of the policy.
+
+    Attributes:
+        path: `--policy.path`, the checkpoint directory.
+        overrides: Other `--policy.x=y`, as `--x=y`.
+        plugins: Packages that register policy types, from `--policy.discover_packages_path`.
+    """
+
+    path: str | None
+    overrides: tuple[str, ...]
+    plugins: tuple[str, ...]
+
+
+def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
+    """The policy's flags, written `--policy.x=y` or `--policy.x y`, and the arguments that remain."""
+    found: dict[str, str] = {}
+    rest: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        if not argument.startswith(_POLICY):
+            rest.append(argument)
+            continue
+        name, equals, value = argument.removeprefix(_POLICY).partition("=")
+        if not equals:
+            value = next(arguments, "--")
+            if value.startswith("--"):
+                raise CraftError(f"{argument} needs a value: write {argument}=VALUE")
+        found[name] = value
+    path = found.pop("path", None)
+    plugins = tuple(name for name in found.pop(_PLUGINS, "").split(",") if name)
+    return PolicyFlags(path, tuple(f"--{name}={value}" for name, value in found.items()), plugins), rest
+
+
+def parse_flags[Config](config_class: type[Config], argv: Sequence[str], program: str) -> Config:
+    """Read a dataclass from its flags; `--help` prints them and exits."""
+    import draccus
+    from draccus.utils import DraccusException
+
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            config: Config = draccus.parse(config_class, args=list(argv), prog=program)
+        return config
+    except DraccusException as error:
+        raise CraftError(f"{_first_line(error)} (`{program} --help` lists the flags)") from error
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        reason = complaint.getvalue().strip().rpartition("error: ")[2]
+        raise CraftError(f"{reason} (`{program} --help` lists the flags)") from stop
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

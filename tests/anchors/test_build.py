@@ -1,0 +1,168 @@
+"""Every policy, every kind of value, every source of anchors: build, verify, load, and the teacher has no drift."""
+
+import hashlib
+
+import pytest
+import torch
+
+from lerobot_craft.anchors.columns import Ragged
+from lerobot_craft.anchors.loader import open_cache, retained_of
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.anchors.verify import verify_cache
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.policies import adapter_for, mode
+from tests.anchors.conftest import NEW_TASKS, OLD_TASKS, POLICIES
+
+READS_INSTRUCTIONS = ("pi0_fast", "pi0", "pi05", "smolvla")
+KINDS = {
+    "pooled": {"retention_mode": "hidden", "hidden_layer": "-1"},
+    "per_token": {"retention_mode": "hidden", "layers_to_save": "all", "per_token": True},
+    "action": {"retention_mode": "action"},
+    "pairs": {"retention_mode": "hidden", "layers_to_save": "-2,-1"},
+    "draws": {"retention_mode": "action", "num_draws": 3},
+    "expert": {"retention_mode": "hidden", "layers_to_save": "-1,expert:all", "per_token": True},
+    "token_ce": {"retention_mode": "token_ce"},
+}
+CASES = [
+    *((policy, kind, "dataset") for policy in POLICIES for kind in ("pooled", "per_token", "action")),
+    *((policy, "pairs", source) for policy in READS_INSTRUCTIONS for source in ("dataset", "both")),
+    *((policy, "action", source) for policy in READS_INSTRUCTIONS for source in ("cross", "both")),
+    *((policy, "draws", "dataset") for policy in ("pi0", "diffusion")),
+    *((policy, "expert", "cross") for policy in ("pi0", "pi05", "smolvla")),
+    *(("pi0_fast", "token_ce", source) for source in ("dataset", "cross", "both")),
+]
+
+
+def drift_of(teacher, directory, step=0, batch_size=7):
+    """Drift of the teacher itself on one batch of its cache, and the batch."""
+    loader = open_cache(directory, teacher=teacher.fingerprint)
+    adapter = adapter_for(teacher.config)
+    anchors = loader.batch(step, batch_size, seed=0)
+    cameras = [key for key in anchors.raw if "images" in key]
+    batch = policy_batch(anchors.raw, cameras, teacher.preprocessor)
+    retained = retained_of(loader.manifest, adapter, teacher.policy)
+    with torch.no_grad(), mode(teacher.policy, train=adapter.train_mode), autocast(teacher.config):
+        drift = student_drift(adapter, teacher.policy, batch, anchors.columns, retained, draw=anchors.draw)
+    return drift, anchors
+
+
+@pytest.mark.parametrize(("policy", "kind", "source"), CASES)
+def test_the_teacher_has_no_drift_from_its_own_cache(policy, kind, source, build, teachers):
+    extra = {"drawn_states": 0.5, "state_jitter": 0.1} if source != "dataset" else {}
+    directory = build(policy, anchor_source=source, **KINDS[kind], **extra)
+    manifest, reproduction = verify_cache(directory, teachers(policy))
+    assert reproduction.holds, reproduction
+    assert reproduction.anchors == manifest.num_anchors == 18
+    assert manifest.instructions == OLD_TASKS
+    assert manifest.counts == [6, 6, 6]
+    drift, anchors = drift_of(teachers(policy), directory)
+    if kind == "token_ce":
+        assert torch.allclose(drift, anchors.columns["teacher_ce"], rtol=1e-4)
+    else:
+        assert float(drift.max()) < 1e-9
+    assert all(value > 0 for scale in manifest.scales for value in scale.values.values())
+
+
+@pytest.mark.parametrize("policy", READS_INSTRUCTIONS)
+def test_another_instruction_gives_other_values(policy, build, teachers):
+    directory = build(policy, retention_mode="action", anchor_source="cross")
+    teacher = teachers(policy)
+    loader = open_cache(directory)
+    anchors = loader.batch(0, 6, seed=0)
+    adapter = adapter_for(teacher.config)
+    swapped = dict(anchors.raw, task=[NEW_TASKS[0]] * 6)
+    batch = policy_batch(swapped, [key for key in swapped if "images" in key], teacher.preprocessor)
+    with torch.no_grad(), mode(teacher.policy, train=adapter.train_mode):
+        drift = student_drift(
+            adapter, teacher.policy, batch, anchors.columns, retained_of(loader.manifest, adapter, teacher.policy)
+        )
+    assert float(drift.min()) > 1e-7
+
+
+def contents(directory):
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(directory.iterdir())}
+
+
+def test_the_same_flags_give_the_same_bytes(build):
+    first, second = (build("smolvla", name, retention_mode="action", anchor_source="both") for name in "ab")
+    assert contents(first) == contents(second)
+    assert contents(build("smolvla", "c", retention_mode="action", anchor_source="both", seed=1)) != contents(first)
+
+
+def test_pooled_features_have_the_documented_shapes(build):
+    manifest = open_cache(build("pi0_fast", **KINDS["pooled"])).manifest
+    assert manifest.columns["target_features"].shape == [64]
+    manifest = open_cache(build("pi0_fast", "pairs", **KINDS["pairs"])).manifest
+    assert manifest.columns["teacher_hidden"].shape == [2, 2, 64]
+    assert manifest.values["layers_to_save"] == ["2", "3"]
+    assert manifest.values["pooling_strategy"] == {"vision": "mean", "text": "last"}
+
+
+def test_images_are_compressed_bytes_and_states_are_raw(build, anchor_data):
+    from lerobot_craft.lerobot_api.datasets import open_dataset
+
+    loader = open_cache(build("smolvla"))
+    dataset = open_dataset("local/old", anchor_data / "old")
+    stored = loader.store.take(torch.tensor([0]))["input.observation.images.top"]
+    assert isinstance(stored, Ragged)
+    assert stored.values.dtype == torch.uint8
+    anchors = loader.take(torch.arange(5))
+    for row in range(5):
+        frame = dataset[int(anchors.columns["frame"][row])]
+        assert torch.equal(anchors.raw["observation.state"][row].squeeze(0), frame["observation.state"])
+        image = (frame["observation.images.top"] * 255).round().to(torch.uint8)
+        assert torch.equal(anchors.raw["observation.images.top"][row].squeeze(0), image)
+        assert anchors.raw["task"][row] == frame["task"]
+
+
+@pytest.mark.parametrize("policy", ["smolvla", "diffusion"])
+def test_references_read_the_same_observations(policy, build, teachers):
+    config = teachers(policy).config
+    embedded = open_cache(build(policy, retention_mode="action")).take(torch.arange(18))
+    reference = build(policy, "reference", retention_mode="action", inputs="reference")
+    loader = open_cache(reference, policy_config=config)
+    assert not any("image" in name for name in loader.store.bytes_by_column())
+    for _ in range(2):  # decoded, then remembered
+        read = loader.take(torch.arange(18))
+        for name, value in embedded.raw.items():
+            assert list(read.raw[name]) == value if name == "task" else torch.equal(read.raw[name], value), name
+
+
+def test_cross_anchors_hold_new_frames_and_old_instructions(build, anchor_data):
+    from lerobot_craft.lerobot_api.datasets import open_dataset
+
+    loader = open_cache(build("smolvla", anchor_source="cross", retention_mode="action", drawn_states=0.5))
+    assert [len(record.frames) for record in loader.manifest.datasets] == [0, 18]
+    dataset = open_dataset("local/new", anchor_data / "new")
+    anchors = loader.take(torch.arange(18))
+    assert set(anchors.raw["task"]) == set(OLD_TASKS)
+    same_state = 0
+    for row in range(18):
+        frame = dataset[int(anchors.columns["frame"][row])]
+        image = (frame["observation.images.top"] * 255).round().to(torch.uint8)
+        assert torch.equal(anchors.raw["observation.images.top"][row].squeeze(0), image)
+        same_state += torch.equal(anchors.raw["observation.state"][row].squeeze(0), frame["observation.state"])
+    assert same_state == 9
+
+
+def test_no_old_frame_is_needed_for_cross(build):
+    from lerobot_craft.anchors.recipe import DatasetFlags
+
+    directory = build(
+        "pi0", anchor_source="cross", retention_mode="action", dataset=DatasetFlags(), old_instructions="press it; open"
+    )
+    assert open_cache(directory).manifest.instructions == ["press it", "open"]
+
+
+@pytest.mark.parametrize("policy", ["act", "diffusion"])
+def test_a_policy_without_instructions_has_no_cross_anchors(policy, build):
+    with pytest.raises(CraftError, match=r"reads no instruction.*--anchor_source=dataset"):
+        build(policy, anchor_source="cross", retention_mode="action")
+
+
+@pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "pi0_fast"])
+def test_token_ce_needs_a_policy_that_writes_tokens(policy, build):
+    with pytest.raises(CraftError, match="--retention_mode=action"):
+        build(policy, retention_mode="token_ce")
