@@ -79,7 +79,8 @@ def make_teacher(policy_type: str, root: Path, options: argparse.Namespace) -> T
     features = dataset_to_policy_features(dataset.meta.features)
     actions = np.stack([dataset.hf_dataset[i]["action"] for i in range(len(dataset))])
     chunks = np.lib.stride_tricks.sliding_window_view(actions, 8, axis=0).transpose(0, 2, 1).copy()
-    side = options.image_size
+    tile = 2 * sizes.patch_size  # smolvla merges patches two by two
+    side = max(tile, options.image_size // tile * tile)
     overrides: dict[str, Any] = {
         "resize_imgs_with_padding" if policy_type == "smolvla" else "image_resolution": (side, side)
     }

@@ -13,7 +13,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.policies import adapter_for, mode
-from tests.anchors.conftest import NEW_TASKS, OLD_TASKS, POLICIES
+from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS, POLICIES
 
 READS_INSTRUCTIONS = ("pi0_fast", "pi0", "pi05", "smolvla")
 KINDS = {
