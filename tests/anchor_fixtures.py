@@ -54,15 +54,16 @@ def checkpoints(anchor_data, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def teachers(checkpoints):
-    """Function from a policy type to a loaded, checked teacher."""
+    """Function from a policy type and settings to a loaded, checked teacher."""
     from lerobot_craft.teacher.load import load_teacher
 
     loaded = {}
 
-    def teacher(policy_type: str):
-        if policy_type not in loaded:
-            loaded[policy_type] = load_teacher(checkpoints(policy_type))
-        return loaded[policy_type]
+    def teacher(policy_type: str, *settings: str):
+        key = policy_type, settings
+        if key not in loaded:
+            loaded[key] = load_teacher(checkpoints(policy_type), settings)
+        return loaded[key]
 
     return teacher
 
@@ -92,12 +93,12 @@ def build(anchor_data, teachers, tmp_path, opened_once, monkeypatch):
     from lerobot_craft.anchors.ranks import Ranks
     from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 
-    def built(policy_type: str, output: str = "cache", **flags) -> Path:
+    def built(policy_type: str, output: str = "cache", policy: tuple[str, ...] = (), **flags) -> Path:
         flags.setdefault("dataset", DatasetFlags("local/old", str(anchor_data / "old")))
         flags.setdefault("new_dataset", DatasetFlags("local/new", str(anchor_data / "new")))
         settings = {"num_samples": 18, "batch_size": 5, "shard_size": 8, **flags}
         config = BuildConfig(output_dir=tmp_path / output, **settings)
-        job = prepare(config, teachers(policy_type))
+        job = prepare(config, teachers(policy_type, *policy))
         if not is_finished(job, config.output_dir):
             build_cache(job, config.output_dir, ranks=Ranks())
         return config.output_dir

@@ -65,6 +65,19 @@ def test_the_teacher_has_no_drift_from_its_own_cache(policy, kind, source, build
     assert all(value > 0 for scale in manifest.scales for value in scale.values.values())
 
 
+@pytest.mark.parametrize(
+    ("policy", "setting"), [*((p, "--dtype=bfloat16") for p in ("pi0_fast", "pi0")), ("smolvla", "--use_amp=true")]
+)
+@pytest.mark.parametrize("kind", ["per_token", "action"])
+def test_bfloat16_is_reproduced_under_bfloat16_and_refused_under_float32(policy, setting, kind, build, teachers):
+    directory = build(policy, policy=(setting,), **KINDS[kind])
+    manifest, reproduction = verify_cache(directory, teachers(policy, setting))
+    assert manifest.autocast == "bfloat16"
+    assert reproduction.holds
+    with pytest.raises(CraftError, match="built under bfloat16 autocast and this policy runs under none"):
+        verify_cache(directory, teachers(policy))
+
+
 @pytest.mark.parametrize("policy", READS_INSTRUCTIONS)
 def test_another_instruction_gives_other_values(policy, build, teachers):
     directory = build(policy, retention_mode="action", anchor_source="cross")

@@ -64,6 +64,11 @@ def test_another_teacher_is_refused_by_what_differs(cache, teachers, part, sente
         open_cache(cache, teacher=present | {part: "0" * 64})
 
 
+def test_another_type_of_policy_is_refused(cache, teachers):
+    with pytest.raises(CraftError, match="built by smolvla and this policy is act"):
+        open_cache(cache, policy_config=teachers("act").config)
+
+
 def test_changed_weights_are_another_teacher(cache, teachers, checkpoints):
     from lerobot_craft.teacher.fingerprint import fingerprint
     from lerobot_craft.teacher.load import load_teacher

@@ -31,7 +31,7 @@ from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shar
 from lerobot_craft.anchors.teacher_values import generators, teacher_columns
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
-from lerobot_craft.lerobot_api.policies import autocast, autocast_name
+from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.policies import PolicyAdapter, mode
 from lerobot_craft.teacher.load import Teacher
@@ -40,7 +40,6 @@ from lerobot_craft.teacher.processors import normalizer_stats
 logger = logging.getLogger(__name__)
 
 INPUT = "input."
-_AUTOCAST_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 Progress = Callable[[int], object]
 
 
@@ -77,7 +76,7 @@ class Job:
     @property
     def autocast(self) -> str | None:
         """Dtype in which the teacher computes, where that is not its weights'."""
-        return _AUTOCAST_DTYPES.get(autocast_name(self.teacher.config) or "")
+        return autocast_dtype(self.teacher.config)
 
     def recipe(self) -> dict[str, Any]:
         """What must be the same for a build to go on where another one stopped."""

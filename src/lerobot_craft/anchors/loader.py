@@ -18,7 +18,8 @@ from lerobot_craft.anchors.retained import Retained, RetentionMode
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, dataset_fingerprint, open_dataset, read_batches
-from lerobot_craft.policies import PolicyAdapter
+from lerobot_craft.lerobot_api.policies import autocast_dtype
+from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.fingerprint import compare
 
 _DECODED_BYTES = 2**30
@@ -137,7 +138,8 @@ def open_cache(
         teacher: Fingerprints of the policy that training starts from.
         retention_mode: What training retains.
         verify: Compare checksums.
-        policy_config: Needed where images are references: decides which past frames belong to an observation.
+        policy_config: Of that policy: its type and precision must be the cache's, and where images are references it
+            decides which past frames belong to an observation.
         roots: Directories of referenced datasets by repo_id, where they have moved since.
         progress: Told how many more bytes were verified.
     """
@@ -149,9 +151,25 @@ def open_cache(
             f"with `craft cache build --retention_mode={retention_mode} ...`, or use "
             f"--craft.retention_mode={manifest.kind}"
         )
+    if policy_config is not None:
+        _check_policy(manifest, policy_config, directory)
     if teacher is not None and (found := compare(manifest.teacher, teacher)):
         raise CraftError(f"{directory} does not belong to this policy: {'; '.join(found)}")
     return AnchorLoader(store, _open_referenced(manifest, roots or {}, policy_config))
+
+
+def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> None:
+    if (policy_type := adapter_for(config).policy_type) != manifest.policy_type:
+        raise CraftError(
+            f"{directory} was built by {manifest.policy_type} and this policy is {policy_type}: build its own anchors "
+            "with `craft cache build`"
+        )
+    if (precision := autocast_dtype(config)) != manifest.autocast:
+        raise CraftError(
+            f"{directory} was built under {manifest.autocast or 'no'} autocast and this policy runs under "
+            f"{precision or 'none'}: rounding alone would look like drift. Build the cache with the flags of training "
+            "(--policy.dtype or --policy.use_amp)"
+        )
 
 
 def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Retained:

@@ -197,6 +197,12 @@ def autocast_name(config: PolicyConfig) -> str | None:
     return name if name in _DTYPES else None
 
 
+def autocast_dtype(config: PolicyConfig) -> str | None:
+    """The dtype of `autocast_name` as torch calls it, such as `bfloat16`."""
+    name = autocast_name(config)
+    return None if name is None else str(_DTYPES[name]).removeprefix("torch.")
+
+
 def autocast(config: PolicyConfig) -> contextlib.AbstractContextManager[Any]:
     """The context of `autocast_name`: enter a new one for each forward."""
     name = autocast_name(config)

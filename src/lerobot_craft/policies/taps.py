@@ -7,6 +7,7 @@ output. So a tap is a forward-pre-hook on the module that the wanted value enter
 
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from traceback import clear_frames
 from typing import Any
 
 import torch
@@ -42,8 +43,10 @@ def taps[Key](points: Mapping[Key, nn.Module], *, stop: bool = False) -> Iterato
     handles = [module.register_forward_pre_hook(capture(key)) for key, module in points.items()]
     try:
         yield captured
-    except _ReachedLastTapError:
-        return
+    except _ReachedLastTapError as reached:
+        # Gradient checkpointing enters its contexts from a generator, which an exception leaves suspended within them
+        # for as long as the traceback lives. Then it would pack every tensor that any later pass saves for backward.
+        clear_frames(reached.__traceback__)
     finally:
         for handle in handles:
             handle.remove()
