@@ -1,6 +1,7 @@
 """Every policy, every kind of value, every source of anchors: build, verify, load, and the teacher has no drift."""
 
 import hashlib
+import shutil
 
 import pytest
 import torch
@@ -147,7 +148,7 @@ def test_cross_anchors_hold_new_frames_and_old_instructions(build, anchor_data):
     from lerobot_craft.lerobot_api.datasets import open_dataset
 
     loader = open_cache(build("smolvla", anchor_source="cross", retention_mode="action", drawn_states=0.5))
-    assert [len(record.frames) for record in loader.manifest.datasets] == [0, 18]
+    assert [record.repo_id for record in loader.manifest.datasets] == ["local/new"]
     dataset = open_dataset("local/new", anchor_data / "new")
     anchors = loader.take(torch.arange(18))
     assert set(anchors.raw["task"]) == set(OLD_TASKS)
@@ -167,6 +168,29 @@ def test_no_old_frame_is_needed_for_cross(build):
         "pi0", anchor_source="cross", retention_mode="action", dataset=DatasetFlags(), old_instructions="press it; open"
     )
     assert open_cache(directory).manifest.instructions == ["press it", "open"]
+
+
+def test_old_instructions_come_from_metadata_alone(build, anchor_data, tmp_path):
+    from lerobot_craft.anchors.recipe import DatasetFlags
+
+    shutil.copytree(anchor_data / "old" / "meta", tmp_path / "old" / "meta")  # no frame of the old tasks
+    old = DatasetFlags("local/old", str(tmp_path / "old"))
+    directory = build("pi0", anchor_source="cross", retention_mode="action", dataset=old)
+    assert open_cache(directory).manifest.instructions == OLD_TASKS
+
+
+def test_several_datasets_are_one_set_of_skills(build, anchor_data, teachers):
+    from lerobot_craft.anchors.recipe import DatasetFlags
+
+    both = DatasetFlags("local/old, local/new", f"{anchor_data / 'old'},{anchor_data / 'new'}")
+    directory = build("smolvla", dataset=both, num_samples=20, retention_mode="action")
+    manifest, reproduction = verify_cache(directory, teachers("smolvla"))
+    assert reproduction.holds
+    assert manifest.instructions == [*OLD_TASKS, *NEW_TASKS]
+    assert manifest.counts == [5, 5, 5, 5]
+    assert [len(record.frames) for record in manifest.datasets] == [15, 5]
+    with pytest.raises(CraftError, match=r"names 2 datasets and --dataset.root 1 directories"):
+        build("smolvla", "c", dataset=DatasetFlags("a,b", "/x"))
 
 
 @pytest.mark.parametrize("policy", ["act", "diffusion"])

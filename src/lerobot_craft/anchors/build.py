@@ -104,7 +104,7 @@ def build_cache(
         directory: Where to.
         ranks: Who shares the work.
         num_workers: Processes that read frames.
-        progress: Told how many more anchors are done; those of an interrupted build count.
+        progress: Told how many more of this rank's anchors are done; those of an interrupted build count.
     """
     recipe = job.recipe()
     if ranks.is_main:
@@ -113,13 +113,18 @@ def build_cache(
     if (directory / MANIFEST_FILE).exists():
         return
     finished = finished_shards(directory)
-    _report(progress, sum(record.rows for record in finished.values()))
-    mine = [shard for shard in range(job.num_shards) if shard % ranks.world_size == ranks.rank]
+    mine = _shards_of(job, ranks)
+    _report(progress, sum(finished[shard].rows for shard in mine if shard in finished))
     _build_shards(job, directory, [shard for shard in mine if shard not in finished], num_workers, progress)
     ranks.wait()
     if ranks.is_main:
         _finish(job, directory, digest(recipe))
     ranks.wait()
+
+
+def share(job: Job, ranks: Ranks) -> int:
+    """How many anchors are this rank's."""
+    return sum(len(_rows_of(job, shard)) for shard in _shards_of(job, ranks))
 
 
 def is_finished(job: Job, directory: Path) -> bool:
@@ -177,6 +182,10 @@ def _build_shards(
                 done = []
         if pending is not None:
             pending.result()
+
+
+def _shards_of(job: Job, ranks: Ranks) -> list[int]:
+    return list(range(ranks.rank, job.num_shards, ranks.world_size))
 
 
 def _rows_of(job: Job, shard: int) -> npt.NDArray[np.int64]:

@@ -8,7 +8,13 @@ from lerobot_craft.anchors.build import Job, OpenDataset
 from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import dataset_fingerprint, frame_table, instructions, open_dataset
+from lerobot_craft.lerobot_api.datasets import (
+    dataset_fingerprint,
+    frame_table,
+    instructions,
+    open_dataset,
+    open_metadata,
+)
 from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.load import Teacher
 
@@ -26,7 +32,8 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
             f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
             "use --anchor_source=dataset with a dataset of the old tasks"
         )
-    old = _open(config.dataset, "dataset", teacher)
+    # Cross anchors need no frame of the old tasks, only what they are called.
+    old = [] if config.anchor_source == "cross" else _open(config.dataset, "dataset", teacher)
     new = _open(config.new_dataset, "new_dataset", teacher) if config.anchor_source != "dataset" else []
     if config.anchor_source != "dataset" and not new:
         raise CraftError(
@@ -41,7 +48,7 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         config.seed,
         [_source(opened) for opened in old],
         [_source(opened) for opened in new],
-        None if config.old_instructions is None else parse_old_instructions(config.old_instructions),
+        _old_instructions(config),
         config.drawn_states,
         config.state_jitter,
     )
@@ -51,6 +58,16 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
     return Job(
         teacher, adapter, retained, requested, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size
     )
+
+
+def _old_instructions(config: BuildConfig) -> list[str] | None:
+    """What to keep: as given, or for cross anchors as the old datasets' metadata say, or (None) what has frames."""
+    if config.old_instructions is not None:
+        return parse_old_instructions(config.old_instructions)
+    if config.anchor_source != "cross":
+        return None
+    metadata = [open_metadata(*address, config.dataset.revision) for address in config.dataset.addresses("dataset")]
+    return [instruction for meta in metadata for instruction in instructions(meta)] or None
 
 
 def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]:

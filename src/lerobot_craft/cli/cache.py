@@ -50,7 +50,7 @@ def _build(argv: Sequence[str]) -> int:
     from lerobot_craft.anchors.recipe import BuildConfig
 
     config = parse_flags(BuildConfig, rest, program="craft cache build")
-    from lerobot_craft.anchors.build import build_cache, is_finished
+    from lerobot_craft.anchors.build import build_cache, is_finished, share
     from lerobot_craft.anchors.prepare import prepare
     from lerobot_craft.anchors.ranks import Ranks
     from lerobot_craft.anchors.store import AnchorStore
@@ -62,9 +62,8 @@ def _build(argv: Sequence[str]) -> int:
     if is_finished(job, config.output_dir):
         print(f"{config.output_dir} is this very cache already: nothing to do")
     else:
-        # Every rank counts its own anchors; the bar shows the main one's share of the work.
-        total = len(job.plan) if ranks.world_size == 1 else None
-        with tqdm(total=total, desc="anchors", unit="anchor", disable=not ranks.is_main) as bar:
+        # Ranks have equal shares, so the main one's bar tells when all are done.
+        with tqdm(total=share(job, ranks), desc="anchors", unit="anchor", disable=not ranks.is_main) as bar:
             build_cache(job, config.output_dir, ranks=ranks, num_workers=config.num_workers, progress=bar.update)
     if ranks.is_main:
         print(summary(AnchorStore.open(config.output_dir, verify=False)))

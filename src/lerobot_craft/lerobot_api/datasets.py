@@ -9,6 +9,7 @@ import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,18 +66,12 @@ def open_dataset(
         CraftError: It is missing, incomplete or unreadable.
     """
     quiet_video()
-    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
     from lerobot.datasets.factory import resolve_delta_timestamps
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    if root is not None and not (Path(root) / "meta" / "info.json").is_file():
-        raise CraftError(
-            f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
-            f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
-        )
     chosen = None if episodes is None else sorted(set(episodes))
-    try:
-        meta = LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+    with _plain_errors(repo_id, root):
+        meta = open_metadata(repo_id, root, revision)
         _check_episodes(meta, chosen)
         if root is not None:
             _check_files(meta, chosen)
@@ -84,6 +79,28 @@ def open_dataset(
         return LeRobotDataset(
             repo_id, root=root, revision=revision, episodes=chosen, delta_timestamps=deltas, return_uint8=True
         )
+
+
+def open_metadata(
+    repo_id: str, root: str | Path | None = None, revision: str | None = None
+) -> "LeRobotDatasetMetadata":
+    """What a dataset says about itself (instructions, features, statistics), without its frames."""
+    quiet_video()
+    from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
+
+    if root is not None and not (Path(root) / "meta" / "info.json").is_file():
+        raise CraftError(
+            f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
+            f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
+        )
+    with _plain_errors(repo_id, root):
+        return LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+
+
+@contextmanager
+def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
+    try:
+        yield
     except CraftError:
         raise
     except Exception as error:  # parquet, JSON, video and network layers each raise their own

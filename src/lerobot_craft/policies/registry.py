@@ -1,7 +1,6 @@
 """Which adapter belongs to a policy. Third parties add theirs by an entry point, without touching this package."""
 
 import importlib
-from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -41,7 +40,6 @@ def _types_of(config: Any) -> list[str]:
     return [registered[cls] for cls in type(config).__mro__ if cls in registered]
 
 
-@cache
 def _load(policy_type: str) -> PolicyAdapter | None:
     target = _BUILT_IN.get(policy_type)
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=policy_type):
@@ -51,7 +49,7 @@ def _load(policy_type: str) -> PolicyAdapter | None:
     module, _, name = target.partition(":")
     try:
         adapter = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, TypeError) as error:  # the last if a method of the contract is missing
         raise CraftError(f"the adapter {target} for {policy_type} cannot be loaded: {error}") from error
     if not isinstance(adapter, PolicyAdapter):
         raise CraftError(f"the adapter {target} for {policy_type} is not a PolicyAdapter (docs/adding-a-policy.md)")
