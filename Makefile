@@ -2,6 +2,8 @@
 .PHONY: help setup demo test test-slow check fix lock bench-surgery bench-anchors clean
 
 BIN := .venv/bin
+# Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -13,10 +15,10 @@ demo: setup ## forgetting and its cure, end to end, in under a minute
 	@$(BIN)/python examples/two_baskets.py
 
 test: check ## lint, types and the test suite
-	$(BIN)/pytest
+	$(PYTEST)
 
 test-slow: check ## the same, with the tests marked slow
-	$(BIN)/pytest -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
 check: setup ## lint, formatting and types
 	$(BIN)/ruff check .

@@ -6,7 +6,8 @@ are lerobot's. smolvla, act and diffusion need no class of their own.
 
 `checkpoints.make_checkpoint` makes a directory that `--policy.path` loads, also in stock `lerobot-train` and
 `lerobot-eval` when given `--discover_packages_path=lerobot_craft.tiny`. (Without a prefix: lerobot 0.6.1 takes
-`--policy.discover_packages_path` for a field of the policy when there is a `--policy.path`.)
+`--policy.discover_packages_path` for a field of the policy when there is a `--policy.path`. A second package needs
+another prefix, such as `--env.discover_packages_path`: of two equal flags lerobot loads only the last.)
 
 Importing this package registers `pi0_fast_tiny`, `pi0_tiny` and `pi05_tiny` and the processor step they save.
 """
