@@ -114,6 +114,12 @@ def test_pooled_features_have_the_documented_shapes(build):
     assert manifest.values["pooling_strategy"] == {"vision": "mean", "text": "last"}
 
 
+@pytest.mark.parametrize(("policy", "column"), [("pi0", "fixed.x_t"), ("diffusion", "fixed.noisy_actions")])
+def test_noisy_actions_are_kept_at_half_the_size(policy, column, build):
+    manifest = open_cache(build(policy, retention_mode="action", num_draws=2)).manifest
+    assert (manifest.columns[column].dtype, manifest.columns[column].shape) == ("float16", [2, 8, 4])
+
+
 def test_images_are_compressed_bytes_and_states_are_raw(build, anchor_data):
     from lerobot_craft.lerobot_api.datasets import open_dataset
 

@@ -5,7 +5,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import Layer, unwrapped
-from lerobot_craft.policies.adapter import belongs_to, half_exact, normal
+from lerobot_craft.policies.adapter import belongs_to, normal
 from tests.policies.case import rngs
 
 
@@ -87,9 +87,3 @@ def test_normal_draws_each_row_from_its_own_generator():
     both = normal(rngs(2), (3, 4), torch.device("cpu"))
     assert both.shape == (2, 3, 4)
     assert torch.equal(both[1:], normal(rngs(2)[1:], (3, 4), torch.device("cpu")))
-
-
-def test_half_exact_values_survive_float16():
-    values = half_exact(torch.randn(100))
-    assert values.dtype == torch.float32
-    assert torch.equal(values.half().float(), values)

@@ -197,8 +197,6 @@ def test_a_draw_depends_on_its_own_row_and_seed_only(subject):
         assert torch.equal(values, torch.cat([draw[name] for draw in alone])), name
         assert torch.equal(values, second[name]) != is_random, name
         assert torch.equal(values, other[name]) != is_random, name
-        if values.is_floating_point() and values.ndim > 1:
-            assert torch.equal(values, values.half().float()), f"{name} is not exact in float16"
 
 
 def test_a_draw_without_demonstration_is_repeatable_row_by_row(subject):

@@ -52,6 +52,8 @@ class AnchorLoader:
         size = sum(images.nbytes for images in self._images.values())
         self._keep_decoded = size <= decoded_bytes
         self._datasets = datasets
+        compressed = {f"{INPUT}{name}" for name in self._images}
+        self._without_images = set(store.bytes_by_column()) - compressed
 
     @property
     def manifest(self) -> Manifest:
@@ -66,30 +68,31 @@ class AnchorLoader:
 
     def take(self, indices: Tensor, draw: int = 0) -> AnchorBatch:
         """Chosen anchors."""
-        columns = self.store.take(indices)
-        inputs = {name: columns.pop(name) for name in list(columns) if name.startswith(INPUT)}
-        features = self.manifest.input_features
-        raw: RawBatch = {name: self._observation(name, inputs, columns, indices) for name in features}
+        columns = self.store.take(indices, self._without_images)
+        raw: RawBatch = {
+            name: self._image(name, indices, columns) if name in self._images else _dense(columns.pop(f"{INPUT}{name}"))
+            for name in self.manifest.input_features
+        }
         instruction = _dense(columns.pop("instruction")).long()
         raw["task"] = [self.manifest.instructions[index] for index in instruction.tolist()]
         return AnchorBatch(raw, columns, instruction, draw)
 
-    def _observation(self, name: str, inputs: Columns, columns: Columns, indices: Tensor) -> Tensor:
-        if name not in self._images:
-            return _dense(inputs[f"{INPUT}{name}"])
+    def _image(self, name: str, indices: Tensor, columns: Columns) -> Tensor:
         images = self._images[name]
         if not self._keep_decoded:
-            return self._decode(name, inputs, columns, torch.arange(len(indices)))
-        missing = (~images.present[indices]).nonzero().squeeze(1)
+            return self._decode(name, indices, columns, torch.arange(len(indices)))
+        missing = (~images.present.index_select(0, indices)).nonzero().squeeze(1)
         if len(missing):
-            images.put(indices[missing], self._decode(name, inputs, columns, missing))
-        return images.pixels[indices]
+            images.put(indices[missing], self._decode(name, indices, columns, missing))
+        return images.pixels.index_select(0, indices)  # whole rows: several times faster than indexing
 
-    def _decode(self, name: str, inputs: Columns, columns: Columns, rows: Tensor) -> Tensor:
-        column = inputs.get(f"{INPUT}{name}")
-        if isinstance(column, Ragged):
-            return decode_images(column.take(rows), self.manifest.input_features[name].shape)
-        return self._read(name, _dense(columns["dataset"])[rows], _dense(columns["frame"])[rows])
+    def _decode(self, name: str, indices: Tensor, columns: Columns, rows: Tensor) -> Tensor:
+        if self.manifest.inputs == "reference":
+            return self._read(name, _dense(columns["dataset"])[rows], _dense(columns["frame"])[rows])
+        column = self.store.take(indices[rows], [f"{INPUT}{name}"])[f"{INPUT}{name}"]
+        if not isinstance(column, Ragged):
+            raise CraftError(f"the cache has no compressed images in {INPUT}{name}: rebuild it")
+        return decode_images(column, self.manifest.input_features[name].shape)
 
     def _read(self, name: str, dataset: Tensor, frame: Tensor) -> Tensor:
         images = torch.empty((len(frame), *self.manifest.input_features[name].shape), dtype=torch.uint8)

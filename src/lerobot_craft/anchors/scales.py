@@ -62,7 +62,7 @@ def _spreads(
 
 
 class _Spread:
-    """Mean of vectors per instruction, then the mean drift from it; in float64, in the order of the shards."""
+    """Mean of vectors per instruction, then the mean drift from it; summed in float64, in the order of the shards."""
 
     def __init__(self, num_instructions: int) -> None:
         self._count = torch.zeros(num_instructions, dtype=torch.float64)
@@ -71,16 +71,16 @@ class _Spread:
 
     def add(self, vectors: Tensor, groups: Tensor, *, distances: bool) -> None:
         """Vectors [n, D] of the instructions [n]."""
-        vectors = vectors.double()
         if self._sum is None:
-            self._sum = vectors.new_zeros(len(self._count), vectors.shape[-1])
+            self._sum = torch.zeros(len(self._count), vectors.shape[-1], dtype=torch.float64)
         if not distances:
             self._count += torch.bincount(groups, minlength=len(self._count))
-            self._sum.index_add_(0, groups, vectors)
+            for group in groups.unique().tolist():  # few; converting all vectors to float64 first takes twice as long
+                self._sum[group] += vectors[groups == group].sum(dim=0, dtype=torch.float64)
             return
-        mean = (self._sum / self._count.clamp_min(1)[:, None])[groups]
+        mean = (self._sum / self._count.clamp_min(1)[:, None]).float()[groups]
         for loss, total in self._distance.items():
-            total.index_add_(0, groups, drift(vectors, mean, as_kind(loss), reduction="none"))
+            total.index_add_(0, groups, drift(vectors, mean, as_kind(loss), reduction="none").double())
 
     def of(self, instruction: int) -> dict[str, float]:
         """Mean drift by loss type within an instruction."""

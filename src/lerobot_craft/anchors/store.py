@@ -1,5 +1,6 @@
 """A finished cache, opened: checked as a whole, then rows by index."""
 
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -68,15 +69,16 @@ class AnchorStore:
     def __len__(self) -> int:
         return self.manifest.num_anchors
 
-    def take(self, indices: Tensor) -> Columns:
-        """The anchors asked for (int64 [k]; each from 0 to len - 1), in that order, copied."""
+    def take(self, indices: Tensor, names: Collection[str] | None = None) -> Columns:
+        """The anchors asked for (int64 [k], from 0 to len - 1), in that order, copied: all columns, or those named."""
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(f"anchors are numbered from 0 to {len(self) - 1}")
-        columns = take(self._resident, indices)
-        if self._mapped:
+        wanted = self._sizes if names is None else [name for name in self._sizes if name in names]
+        columns = take({name: self._resident[name] for name in wanted if name in self._resident}, indices)
+        if mapped := [name for name in wanted if name in self._mapped]:
             shards = torch.searchsorted(self._starts, indices, right=True) - 1  # [k]
-            columns |= {name: column.take(indices, shards) for name, column in self._mapped.items()}
-        return {name: columns[name] for name in self._sizes}
+            columns |= {name: self._mapped[name].take(indices, shards) for name in mapped}
+        return {name: columns[name] for name in wanted}
 
     def bytes_by_column(self) -> dict[str, int]:
         """How much of the cache each column takes, in bytes."""

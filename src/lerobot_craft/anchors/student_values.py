@@ -93,8 +93,7 @@ def fixed_of(columns: Mapping[str, Column], draw: int, device: torch.device) -> 
             tokens, mask = column.padded()
             fixed["tokens"], fixed["token_mask"] = tokens.long().to(device), mask.to(device)
         else:
-            value = column[:, draw % column.shape[1]].to(device)
-            fixed[name.removeprefix(FIXED)] = value.float() if value.dtype == torch.float16 else value
+            fixed[name.removeprefix(FIXED)] = column[:, draw % column.shape[1]].to(device)
     return fixed
 
 

@@ -68,13 +68,10 @@ def _fixed_columns(adapter: PolicyAdapter, fixed: Sequence[Fixed]) -> Columns:
     if adapter.output_kind == "logits":
         tokens, mask = fixed[0]["tokens"].cpu(), fixed[0]["token_mask"].cpu()
         return {f"{FIXED}tokens": Ragged(tokens[mask].to(torch.int32), mask.sum(dim=1))}
-    columns: Columns = {}
-    for name in adapter.fixed_names:
-        value = torch.stack([draw[name].cpu() for draw in fixed], dim=1)  # [B, draws, ...]
-        half = value.to(torch.float16) if value.is_floating_point() else value
-        exact = value.is_floating_point() and bool((half.float() == value).all())
-        columns[f"{FIXED}{name}"] = half if exact and value.dim() > 2 else value
-    return columns
+    with torch.autocast("cpu", enabled=False):  # on the CPU it refuses to stack float16
+        return {  # [B, draws, ...]
+            f"{FIXED}{name}": torch.stack([draw[name].cpu() for draw in fixed], dim=1) for name in adapter.fixed_names
+        }
 
 
 def _hidden_columns(

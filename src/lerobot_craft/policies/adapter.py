@@ -18,7 +18,7 @@ from lerobot_craft.core import TokenSpans
 from lerobot_craft.errors import CraftError
 
 Batch = Mapping[str, Any]  # as the policy's preprocessor returns it
-Fixed = dict[str, Tensor]  # what must be given to reproduce an output; each [B, ...]
+Fixed = dict[str, Tensor]  # what must be given to reproduce an output; each [B, ...], in the dtype it is stored in
 OutputKind = Literal["logits", "velocity", "noise", "actions"]
 
 
@@ -160,11 +160,6 @@ def normal(rngs: Sequence[np.random.Generator], shape: Sequence[int], device: to
     """Standard normal [B, *shape], row i from `rngs[i]`."""
     rows = np.stack([rng.standard_normal(tuple(shape), dtype=np.float32) for rng in rngs])
     return torch.from_numpy(rows).to(device)
-
-
-def half_exact(values: Tensor) -> Tensor:
-    """Round to values that float16 holds exactly: they are stored at half the size and reproduced to the bit."""
-    return values.to(torch.float16).to(torch.float32)
 
 
 def _resolve_one(part: str, stacks: dict[str, int], policy_type: str) -> list[Layer]:

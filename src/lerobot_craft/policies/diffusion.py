@@ -19,7 +19,6 @@ from lerobot_craft.policies.adapter import (
     Output,
     PolicyAdapter,
     Tokens,
-    half_exact,
     normal,
 )
 from lerobot_craft.policies.taps import outputs_of, valid_everywhere
@@ -80,13 +79,13 @@ class DiffusionAdapter(PolicyAdapter):
             steps = [int(rng.integers(scheduler.config.num_train_timesteps)) for rng in rngs]
             timestep = torch.tensor(steps, dtype=torch.long, device=actions.device)
             noisy = scheduler.add_noise(actions.to(torch.float32), noise, timestep)
-            fixed.append({"noisy_actions": half_exact(noisy), "timestep": timestep})
+            fixed.append({"noisy_actions": noisy.to(torch.float16), "timestep": timestep})
         return fixed
 
     @override
     def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
         conditioning = policy.diffusion._prepare_global_conditioning(_model_batch(policy, batch))
-        predicted = policy.diffusion.unet(fixed["noisy_actions"], fixed["timestep"], global_cond=conditioning)
+        predicted = policy.diffusion.unet(fixed["noisy_actions"].float(), fixed["timestep"], global_cond=conditioning)
         return Output(predicted, valid_everywhere(predicted))
 
     @override
@@ -94,7 +93,9 @@ class DiffusionAdapter(PolicyAdapter):
         actions = batch[ACTION]
         if policy.config.prediction_type == "epsilon":
             kept = policy.diffusion.noise_scheduler.alphas_cumprod.to(actions.device)[fixed["timestep"]][:, None, None]
-            target = (fixed["noisy_actions"] - kept.sqrt() * actions) / (1 - kept).sqrt()  # add_noise, solved for noise
+            target = (fixed["noisy_actions"].float() - kept.sqrt() * actions) / (
+                1 - kept
+            ).sqrt()  # add_noise, solved for noise
         else:
             target = actions
         return Demonstration(target, ~batch["action_is_pad"].to(torch.bool), fixed)

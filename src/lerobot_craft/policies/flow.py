@@ -1,7 +1,7 @@
 """What pi0, pi05 and smolvla share: an action expert that predicts a velocity at a noisy action and a time.
 
 x_t = t * noise + (1 - t) * actions, and the velocity's target is noise - actions. Teacher and student are compared at
-one stored (x_t, t). x_t is kept to values that float16 holds exactly.
+one stored (x_t, t). x_t is rounded to float16 before the policy sees it, so that half the bytes keep it exactly.
 """
 
 from abc import abstractmethod
@@ -13,7 +13,7 @@ import torch
 from lerobot.utils.constants import ACTION
 from torch import Tensor
 
-from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Output, PolicyAdapter, half_exact, normal
+from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Output, PolicyAdapter, normal
 from lerobot_craft.policies.taps import mode, outputs_of, valid_everywhere
 
 
@@ -62,7 +62,7 @@ class FlowAdapter(PolicyAdapter):
             times = [rng.beta(alpha, beta) * scale + offset for rng in rngs]
             time = torch.tensor(times, dtype=torch.float32, device=device)
             x_t = time[:, None, None] * noise + (1 - time[:, None, None]) * actions.to(torch.float32)
-            fixed.append({"x_t": half_exact(x_t), "time": time, "actions": actions})
+            fixed.append({"x_t": x_t.to(torch.float16), "time": time, "actions": actions})
         return fixed
 
     @override
@@ -76,7 +76,7 @@ class FlowAdapter(PolicyAdapter):
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:
         actions = fixed["actions"]
         # noise - actions, from x_t = t * noise + (1 - t) * actions
-        target = (fixed["x_t"] - actions) / fixed["time"][:, None, None]
+        target = (fixed["x_t"].float() - actions) / fixed["time"][:, None, None]
         target = target[..., : policy.config.output_features[ACTION].shape[0]]
         padded = batch.get("action_is_pad")
         mask = valid_everywhere(target) if padded is None else ~padded.to(torch.bool)

@@ -67,7 +67,7 @@ class PI0Adapter(FlowAdapter):
     @override
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         images, image_masks = policy._preprocess_images(batch)
-        x_t = fixed["x_t"]
+        x_t = fixed["x_t"].float()
         # Noise and actions are both x_t, so that the model's own mixture of the two is x_t at any time.
         policy.model.forward(
             images, image_masks, *language_of(batch), *self.state_of(policy, batch), x_t, x_t, fixed["time"]

@@ -58,7 +58,7 @@ class SmolVLAAdapter(FlowAdapter):
     @override
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         images, image_masks = policy.prepare_images(batch)
-        x_t = fixed["x_t"]
+        x_t = fixed["x_t"].float()
         # Noise and actions are both x_t, so that the model's own mixture of the two is x_t at any time.
         policy.model.forward(
             images, image_masks, *language_of(batch), self._state(policy, batch), x_t, x_t, fixed["time"]
