@@ -150,6 +150,19 @@ def test_references_read_the_same_observations(policy, build, teachers):
             assert list(read.raw[name]) == value if name == "task" else torch.equal(read.raw[name], value), name
 
 
+def test_videos_are_anchors_too(build, teachers, tmp_path):
+    from lerobot_craft.anchors.recipe import DatasetFlags
+    from lerobot_craft.tiny.datasets import make_local_dataset
+
+    film = DatasetFlags(
+        "local/film", str(make_local_dataset(tmp_path / "film", OLD_TASKS, 2, image_size=64, video=True))
+    )
+    teacher = teachers("smolvla")
+    for inputs in ("embedded", "reference"):
+        directory = build("smolvla", inputs, dataset=film, retention_mode="action", inputs=inputs)
+        assert verify_cache(directory, teacher)[1].holds
+
+
 def test_cross_anchors_hold_new_frames_and_old_instructions(build, anchor_data):
     from lerobot_craft.lerobot_api.datasets import open_dataset
 

@@ -102,6 +102,13 @@ def test_a_directory_with_other_files_is_left_alone(job, tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "precious"
 
 
+def test_a_build_that_was_killed_at_its_first_write_can_be_started(job, whole, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".build.json.tmp").write_text("{")
+    build_cache(job, tmp_path / "cache", ranks=Ranks())
+    assert contents(tmp_path / "cache") == whole
+
+
 def test_two_ranks_make_the_same_cache(job, whole, checkpoints, tmp_path):
     from lerobot_craft.teacher.load import load_teacher
 

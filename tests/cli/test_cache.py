@@ -111,6 +111,7 @@ def test_policy_flags_are_taken_in_both_spellings():
         ["--policy.path", "a", "--seed=1", "--policy.device=cpu", "--policy.discover_packages_path=x,y"]
     )
     assert (flags.path, flags.overrides, flags.plugins, rest) == ("a", ("--device=cpu",), ("x", "y"), ["--seed=1"])
+    assert take_policy_flags(["--discover_packages_path=x"])[0].plugins == ("x",)
     with pytest.raises(CraftError, match="needs a value"):
         take_policy_flags(["--policy.path", "--seed=1"])
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lerobot_craft.anchors.columns import Columns, concatenate, describe, take
 from lerobot_craft.anchors.datasets import STATE, as_anchors
-from lerobot_craft.anchors.files import plain_errors, read_bytes, write_atomically
+from lerobot_craft.anchors.files import plain_errors, read_bytes, temporary_path, write_atomically
 from lerobot_craft.anchors.images import encode_images
 from lerobot_craft.anchors.manifest import BUILD_FILE, MANIFEST_FILE, DatasetRecord, InputFeature, Manifest
 from lerobot_craft.anchors.plan import Plan
@@ -144,7 +144,8 @@ def _start(directory: Path, recipe: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     path = directory / BUILD_FILE
     if not path.exists():
-        if any(directory.iterdir()):
+        # A build that was killed at its very first write leaves the temporary file, and nothing else.
+        if any(entry.name != temporary_path(path).name for entry in directory.iterdir()):
             raise CraftError(f"{directory} is not empty and holds no unfinished build: give another --output_dir")
         write_atomically(path, json.dumps(recipe, indent=2, sort_keys=True).encode())
         return

@@ -70,12 +70,17 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
     return digest.hexdigest()
 
 
+def temporary_path(path: Path) -> Path:
+    """Where a file is written before it gets its name."""
+    return path.with_name(f".{path.name}.tmp")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes a file that is there as a whole or not at all, also when the power fails.
 
     The temporary name is always the same, `.NAME.tmp`: what a killed run leaves behind, the next one overwrites.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_path(path)
     with plain_errors(path):
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW

@@ -18,7 +18,8 @@ class PolicyFlags:
     Attributes:
         path: `--policy.path`, the checkpoint directory.
         overrides: Other `--policy.x=y`, as `--x=y`.
-        plugins: Packages that register policy types, from `--policy.discover_packages_path`.
+        plugins: Packages that register policy types, from `--policy.discover_packages_path` or, as lerobot's commands
+            spell it beside `--policy.path`, `--discover_packages_path`.
     """
 
     path: str | None
@@ -32,10 +33,10 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
     rest: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
-        if not argument.startswith(_POLICY):
+        if not argument.startswith((_POLICY, f"--{_PLUGINS}")):
             rest.append(argument)
             continue
-        name, equals, value = argument.removeprefix(_POLICY).partition("=")
+        name, equals, value = argument.removeprefix(_POLICY).removeprefix("--").partition("=")
         if not equals:
             value = next(arguments, "--")
             if value.startswith("--"):
