@@ -105,6 +105,51 @@ def test_the_same_flags_give_the_same_bytes(build):
     assert contents(build("smolvla", "c", retention_mode="action", anchor_source="both", seed=1)) != contents(first)
 
 
+def test_layer_scales_make_drift_relative(build, teachers, checkpoints):
+    from lerobot_craft.teacher.load import load_teacher
+
+    directory = build("smolvla", layers_to_save="all", per_token=True)
+    student = load_teacher(checkpoints("smolvla"))
+    loader, adapter = open_cache(directory), adapter_for(student.config)
+    with torch.no_grad():
+        for parameter in student.policy.parameters():
+            parameter.mul_(1.01)
+        anchors = loader.take(torch.arange(6))
+        batch = policy_batch(anchors.raw, ["observation.images.top"], student.preprocessor)
+        retained = retained_of(loader.manifest, adapter, student.policy)
+        scales = {layer: spread["mse"] for layer, spread in loader.manifest.values["layer_scales"].items()}
+        absolute, relative, doubled = (
+            student_drift(adapter, student.policy, batch, anchors.columns, retained, "mse", layer_scales=s)
+            for s in (None, scales, {layer: 2 * scale for layer, scale in scales.items()})
+        )
+    assert len(scales) == 4
+    assert float(absolute.min()) > 0
+    assert torch.allclose(relative, 2 * doubled)
+    assert not torch.allclose(relative, absolute)
+
+
+def test_top_k_is_how_many_logits_are_kept(build):
+    columns = open_cache(build("pi0_fast", retention_mode="action", top_k=5)).manifest.columns
+    assert (columns["kept"].shape, columns["target"].shape) == ([5], [6])
+
+
+def test_an_error_on_demonstrated_tokens_is_not_one_on_own_tokens(build, teachers):
+    """The unit of a token policy: its loss on the demonstrations, as its own training would compute it."""
+    loader = open_cache(build("pi0_fast", retention_mode="token_ce"))
+    anchors = loader.take(torch.arange(18))
+    own, shown = anchors.columns["teacher_ce"], anchors.columns["own_error.token_ce"]
+    assert float(shown.mean()) > float(own.mean()) + 1e-3  # a random teacher is surest of what it says itself
+
+
+def test_a_camera_that_the_policy_cannot_do_without_is_missed(build, tmp_path):
+    from lerobot_craft.anchors.recipe import DatasetFlags
+    from lerobot_craft.tiny.datasets import make_local_dataset
+
+    other = make_local_dataset(tmp_path / "side", OLD_TASKS, 1, cameras=("observation.images.side",), image_size=64)
+    with pytest.raises(CraftError, match=r"has no observation.images.top.*it has observation.images.side"):
+        build("smolvla", dataset=DatasetFlags("local/side", str(other)))
+
+
 def test_pooled_features_have_the_documented_shapes(build):
     manifest = open_cache(build("pi0_fast", **KINDS["pooled"])).manifest
     assert manifest.columns["target_features"].shape == [64]

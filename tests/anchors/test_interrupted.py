@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+import torch
 
 from lerobot_craft.anchors.build import build_cache
 from lerobot_craft.anchors.prepare import prepare
@@ -57,6 +58,12 @@ def job(anchor_data, teachers, opened_once, monkeypatch, tmp_path):
 def whole(job, tmp_path):
     build_cache(job, tmp_path / "whole", ranks=Ranks())
     return contents(tmp_path / "whole")
+
+
+def test_row_i_is_anchor_i_of_the_plan(job, whole, tmp_path):
+    rows = AnchorStore.open(tmp_path / "whole").take(torch.arange(30))
+    for column in ("frame", "dataset", "instruction", "cross"):
+        assert rows[column].tolist() == getattr(job.plan, column).tolist()
 
 
 @pytest.mark.parametrize("anchors", [1, 13, 30])

@@ -90,6 +90,11 @@ def test_a_wrong_flag_is_one_sentence(change, sentence, line, capsys):
     assert "Traceback" not in error
 
 
+def test_pooling_and_per_token_exclude_each_other(line, capsys):
+    assert main([*line, "--per_token=true", "--pooling=mean_masked"]) == 2
+    assert "give one of the two" in capsys.readouterr().err
+
+
 def test_the_teacher_must_be_named(capsys):
     assert main(["cache", "build", "--output_dir=x"]) == 2
     assert "--policy.path=DIR" in capsys.readouterr().err
