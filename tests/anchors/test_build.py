@@ -11,6 +11,7 @@ from lerobot_craft.anchors.loader import open_cache, retained_of
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.anchors.verify import verify_cache
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import read_batches
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.policies import adapter_for, mode
@@ -133,12 +134,34 @@ def test_top_k_is_how_many_logits_are_kept(build):
     assert (columns["kept"].shape, columns["target"].shape) == ([5], [6])
 
 
-def test_an_error_on_demonstrated_tokens_is_not_one_on_own_tokens(build, teachers):
-    """The unit of a token policy: its loss on the demonstrations, as its own training would compute it."""
-    loader = open_cache(build("pi0_fast", retention_mode="token_ce"))
-    anchors = loader.take(torch.arange(18))
-    own, shown = anchors.columns["teacher_ce"], anchors.columns["own_error.token_ce"]
-    assert float(shown.mean()) > float(own.mean()) + 1e-3  # a random teacher is surest of what it says itself
+@pytest.mark.parametrize(("policy", "loss"), [("pi0_fast", "token_ce"), ("act", "l1")])
+def test_the_unit_is_the_teachers_own_loss_on_the_demonstration(
+    policy, loss, build, teachers, opened_once, anchor_data
+):
+    teacher = teachers(policy)
+    loader = open_cache(build(policy, retention_mode="token_ce" if policy == "pi0_fast" else "action"))
+    anchors = loader.take(torch.arange(4))
+    dataset = opened_once("local/old", anchor_data / "old", policy_config=teacher.config)
+    for row, frame in enumerate(anchors.columns["frame"].tolist()):
+        (raw,) = read_batches([dataset], [(0, [frame])])
+        batch = policy_batch(raw, dataset.meta.camera_keys, teacher.preprocessor)
+        with torch.no_grad(), mode(teacher.policy, train=False):
+            expected = (
+                teacher.policy.forward(batch)[0]
+                if policy == "pi0_fast"
+                else teacher.policy.forward(batch)[1]["l1_loss"]
+            )
+        assert float(anchors.columns[f"own_error.{loss}"][row]) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_every_anchor_has_its_own_noise_whatever_the_batch(build):
+    times = [
+        open_cache(build("pi0", f"by{size}", retention_mode="action", batch_size=size)).take(torch.arange(18)).columns
+        for size in (4, 7)
+    ]
+    assert torch.equal(times[0]["fixed.time"], times[1]["fixed.time"])
+    assert torch.equal(times[0]["fixed.x_t"], times[1]["fixed.x_t"])
+    assert len(times[0]["fixed.time"].unique()) == 18
 
 
 def test_a_camera_that_the_policy_cannot_do_without_is_missed(build, tmp_path):
