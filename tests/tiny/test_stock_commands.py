@@ -78,7 +78,7 @@ def changes(before, after):
 
 @pytest.mark.slow  # two processes, each of which imports lerobot and trains
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("policy_type", ["pi0_fast", "smolvla"])
+@pytest.mark.parametrize("policy_type", ["pi0_fast", "pi0", "pi05", "smolvla"])
 def test_lerobot_train_trains_and_fine_tunes_a_checkpoint(checkpoint, dataset, tmp_path, policy_type):
     start = checkpoint(policy_type)
     trained = train(start, dataset, tmp_path / "trained")
@@ -101,7 +101,12 @@ def make_policy_that_goes_to(target, policy_type, directory):
         output_features={"action": features.pop("action")},
         input_features=features,
         dataset_stats={
-            name: {"mean": middle, "std": np.full_like(middle, width), "min": middle - width, "max": middle + width}
+            name: {
+                "mean": middle,
+                "std": np.full_like(middle, width),
+                **dict.fromkeys(("min", "q01"), middle - width),
+                **dict.fromkeys(("max", "q99"), middle + width),
+            }
             for name, (middle, width) in ranges.items()
         },
         instructions=[instruction_for(corner) for corner in CORNERS],
@@ -111,7 +116,7 @@ def make_policy_that_goes_to(target, policy_type, directory):
 
 @pytest.mark.slow  # a process that imports lerobot and runs two episodes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("policy_type", ["pi0_fast", "smolvla"])
+@pytest.mark.parametrize("policy_type", ["pi0_fast", "pi0", "pi05", "smolvla"])
 def test_lerobot_eval_finishes_an_episode_of_each_task(tmp_path, policy_type):
     policy, output = make_policy_that_goes_to("red", policy_type, tmp_path / "policy"), tmp_path / "eval"
     run(
