@@ -4,13 +4,14 @@ Every public name is here; docs/method.md numbers the equations that the docstri
 """
 
 from lerobot_craft.core.drift import DriftKind, drift, token_cross_entropy
-from lerobot_craft.core.dual import Dual, Multipliers, epsilon_schedule, update_lambda
+from lerobot_craft.core.dual import Dual, DualRule, EpsilonDecay, Multipliers, epsilon_schedule, update_lambda
 from lerobot_craft.core.pooling import Pooled, Pooling, TokenSpans, identify_image_tokens, pool_hidden_states
 from lerobot_craft.core.retention import AnchorDrift, AnchorReport, RetentionStep, StepReport
 from lerobot_craft.core.surgery import (
     Gram,
     MergeWeights,
     NonFiniteGradientError,
+    ProjectionMode,
     Surgery,
     compute_dot,
     merge_grads,
@@ -24,12 +25,15 @@ __all__ = [
     "AnchorReport",
     "DriftKind",
     "Dual",
+    "DualRule",
+    "EpsilonDecay",
     "Gram",
     "MergeWeights",
     "Multipliers",
     "NonFiniteGradientError",
     "Pooled",
     "Pooling",
+    "ProjectionMode",
     "RetentionStep",
     "StepReport",
     "Surgery",

@@ -136,6 +136,11 @@ def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Te
     return shared.cpu()
 
 
+def local_part(gradient: Tensor) -> Tensor:
+    """This rank's part of a gradient."""
+    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+
+
 def _owned(gradients: Gradients) -> list[Tensor | None]:
     """The same gradients, each alone in its memory: autograd may return one tensor, or views of it, for several."""
     owners: set[int] = set()
@@ -154,7 +159,7 @@ def _blocks(gradient: Tensor | None) -> Iterator[Tensor]:
     """This rank's part of a gradient, flat, at least float32, block by block."""
     if gradient is None:
         return
-    flat = (gradient.to_local() if isinstance(gradient, DTensor) else gradient).detach().reshape(-1)
+    flat = local_part(gradient).detach().reshape(-1)
     for block in flat.split(_CPU_BLOCK if flat.device.type == "cpu" else _ACCELERATOR_BLOCK):
         yield widen(block)
 

@@ -26,6 +26,7 @@ from lerobot_craft.core.gradients import (
     average_over_ranks,
     combine_,
     differentiate,
+    local_part,
     squared_norm,
     sum_over_ranks,
     world_size,
@@ -55,6 +56,7 @@ class AnchorReport:
     retention_norm: float
     task_weight: float
     retention_weight: float
+    retention_bytes: int  # of this rank's retention gradient: the memory beyond plain training
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,7 @@ class RetentionStep:
         retention = average_over_ranks(self.parameters, differentiate(constraint.loss, self.parameters), self._group)
         gram = Gram.of(task, retention, self._group)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
+        retention_bytes = sum(local_part(g).nbytes for g in retention if g is not None)
         merged = combine_(task, retention, weights.task, weights.retention)
         for p, g in zip(self.parameters, merged, strict=True):
             p.grad = g
@@ -209,6 +212,7 @@ class RetentionStep:
             retention_norm=gram.retention_norm,
             task_weight=weights.task,
             retention_weight=weights.retention,
+            retention_bytes=retention_bytes,
         )
         return StepReport(self.step, task_loss, gram.task_norm, weights.norm, anchor)
 
