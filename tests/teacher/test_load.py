@@ -64,7 +64,7 @@ def test_a_damaged_checkpoint_is_refused(act, sentence):
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(CraftError, match="hf download"):
+    with pytest.raises(CraftError, match="There is no checkpoint directory"):
         load_teacher(tmp_path / "nowhere")
 
 
@@ -81,3 +81,16 @@ def test_a_setting_the_policy_does_not_have_is_refused(act, capsys, setting, sen
     with pytest.raises(CraftError, match=sentence):
         load_teacher(act, [setting])
     assert capsys.readouterr().err == ""
+
+
+def test_a_policy_of_the_hub_is_found_where_it_was_downloaded_to(act, tmp_path, monkeypatch):
+    import huggingface_hub.constants
+
+    snapshot = tmp_path / "hub" / "models--me--act" / "snapshots" / ("0" * 40)
+    snapshot.parent.mkdir(parents=True)
+    act.rename(snapshot)
+    refs = tmp_path / "hub" / "models--me--act" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(snapshot.name)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert load_teacher("me/act").config.pretrained_path == snapshot

@@ -16,6 +16,8 @@ from lerobot_craft.errors import CraftError
 WEIGHTS_FILE = "model.safetensors"
 
 _CONFIG_FILE = "config.json"
+_CHECKPOINT_FILES = ["*.json", "*.safetensors"]
+_SUBDIRECTORIES = "*/*"  # checkpoints of an unfinished training may lie there
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Logged by the root logger for every checkpoint of the pi0 family, good ones too.
 _PATCH_EMBEDDING_NOTICE = "Vision embedding key might need handling"
@@ -82,13 +84,28 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     return config  # type: ignore[no-any-return]
 
 
-def _checkpoint_directory(path: str | Path) -> Path:
-    directory = Path(path)
-    if not directory.is_dir():
-        raise CraftError(
-            f"There is no checkpoint directory {directory}. To use a policy of the Hub, download it first: "
-            f"`hf download USER/NAME --local-dir DIR`."
+def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
+    """The directory of a checkpoint: the path itself, or where a policy of the Hub is or will be downloaded to."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(
+            snapshot_download(
+                str(path), revision=revision, allow_patterns=_CHECKPOINT_FILES, ignore_patterns=_SUBDIRECTORIES
+            )
         )
+    except (OSError, HFValidationError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise CraftError(
+            f"There is no checkpoint directory {path}, and the Hub does not give a policy of that name ({reason})."
+        ) from error
+
+
+def _checkpoint_directory(path: str | Path) -> Path:
+    directory = local_checkpoint(path)
     if (directory / _CONFIG_FILE).is_file():
         return directory
     inner = directory / "pretrained_model"  # where lerobot-train puts the policy of a training checkpoint

@@ -26,6 +26,7 @@ class ACTAdapter(PolicyAdapter):
     reads_instruction = False
     train_mode = False
     fixed_names = ()
+    readout = ("model.decoder.norm", "model.action_head")
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:

@@ -78,6 +78,8 @@ class PolicyAdapter(ABC):
 
     state_inputs: ClassVar[tuple[str, ...]] = ()
     """Modules that embed the state where no other token reads it: holding these alone holds no skill."""
+    readout: ClassVar[tuple[str, ...]] = ()
+    """Modules that turn the last hidden states into the output: no loss on hidden states holds them."""
 
     @abstractmethod
     def stacks(self, policy: Any) -> dict[str, int]:

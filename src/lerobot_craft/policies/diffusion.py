@@ -38,6 +38,7 @@ class DiffusionAdapter(PolicyAdapter):
     reads_instruction = False
     train_mode = False
     fixed_names = ("noisy_actions", "timestep")
+    readout = ("diffusion.unet.final_conv",)  # the way up is not held either, but it is half of the U-Net
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:

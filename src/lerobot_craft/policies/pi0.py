@@ -31,6 +31,7 @@ class PI0Adapter(FlowAdapter):
     """Backbone: images and language. Stack `expert`: the state token, then the noisy action tokens."""
 
     policy_type = "pi0"
+    readout = (f"{_EXPERT_DECODER}.norm", "model.action_out_proj")
     input_projections: ClassVar[tuple[str, ...]] = (
         "state_proj",
         "action_in_proj",

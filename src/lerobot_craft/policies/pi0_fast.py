@@ -30,6 +30,7 @@ class PI0FastAdapter(PolicyAdapter):
     reads_instruction = True
     train_mode = True
     fixed_names = ("tokens", "token_mask")
+    readout = (f"{BACKBONE}.model.language_model.norm", f"{BACKBONE}.lm_head")
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:

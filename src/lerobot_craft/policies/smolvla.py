@@ -26,6 +26,7 @@ class SmolVLAAdapter(FlowAdapter):
 
     policy_type = "smolvla"
     state_inputs = ("model.state_proj",)  # images and words do not attend to the state
+    readout = (f"{_LM_EXPERT}.norm", "model.action_out_proj")
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:

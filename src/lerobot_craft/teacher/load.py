@@ -35,15 +35,16 @@ def load_teacher(path: str | Path, overrides: Sequence[str] = ()) -> Teacher:
     """Load, check and fingerprint the policy of a checkpoint directory; no dataset is needed.
 
     Args:
-        path: A directory that lerobot's `save_pretrained` wrote.
+        path: A directory that lerobot's `save_pretrained` wrote, or a name on the Hub.
         overrides: Settings as on lerobot's command line without `policy.`, such as `--device=cpu`.
 
     Raises:
         CraftError: The directory is not a whole checkpoint, or the policy does not run with its weights.
     """
     config = load_policy_config(path, overrides)
-    require_weights(Path(path))
+    directory = Path(config.pretrained_path or path)  # of a policy of the Hub: where it was downloaded to
+    require_weights(directory)
     policy = load_policy(config)
-    check_weights(policy, Path(path))
+    check_weights(policy, directory)
     preprocessor, postprocessor = load_processors(config)
     return Teacher(policy, preprocessor, postprocessor, config, fingerprint(policy, preprocessor, postprocessor))

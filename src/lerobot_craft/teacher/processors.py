@@ -8,8 +8,9 @@ from torch import Tensor
 
 from lerobot_craft.lerobot_api.processors import Processor, ProcessorStep, is_normalizer, step_name
 
-# Where a step runs and where its tokenizer was read from change nothing in what it computes.
-_PLACES = {"device", "tokenizer_name", "action_tokenizer_name", "paligemma_tokenizer_name"}
+# Where a step runs, where its tokenizer was read from and what a dataset calls its features change nothing in what it
+# computes.
+_PLACES = {"device", "tokenizer_name", "action_tokenizer_name", "paligemma_tokenizer_name", "rename_map"}
 # A fast tokenizer keeps the padding and truncation of its last call; the step sets both at every call.
 _LAST_CALL = {"padding", "truncation"}
 _FAST_NUMBERS = ("scale", "min_token", "max_token", "vocab_size")
