@@ -22,7 +22,7 @@ from lerobot_craft.lerobot_api.policies import autocast_dtype
 from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.fingerprint import compare
 
-_DECODED_BYTES = 2**30
+DECODED_BYTES = 2**30
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class AnchorLoader:
     from memory.
     """
 
-    def __init__(self, store: AnchorStore, datasets: Sequence[Any] = (), decoded_bytes: int = _DECODED_BYTES) -> None:
+    def __init__(self, store: AnchorStore, datasets: Sequence[Any] = (), decoded_bytes: int = DECODED_BYTES) -> None:
         self.store = store
         features = store.manifest.input_features
         self._images = {name: _Images(len(store), f.shape) for name, f in features.items() if f.codec == "png"}

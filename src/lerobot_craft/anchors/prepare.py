@@ -15,6 +15,7 @@ from lerobot_craft.lerobot_api.datasets import (
     open_dataset,
     open_metadata,
 )
+from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.load import Teacher
 
@@ -84,17 +85,11 @@ def _source(opened: OpenDataset) -> tuple[Any, Sequence[str]]:
 
 def _check_features(adapter: PolicyAdapter, teacher: Teacher, opened: OpenDataset) -> None:
     """Every observation that the policy reads is in the dataset; cameras may lack where the policy masks them."""
-    present = opened.dataset.meta.features
-    wanted = {name: f for name, f in teacher.config.input_features.items() if "empty_camera" not in name}
-    missing = [name for name in wanted if name not in present]
-    cameras = [name for name, feature in wanted.items() if feature.type.value == "VISUAL"]
-    if not missing:
-        return
-    tolerable = adapter.masks_missing_cameras(teacher.policy) and set(missing) < set(cameras)
-    if not tolerable:
-        raise CraftError(
-            f"the dataset {opened.repo_id} has no {', '.join(missing)}, which this {adapter.policy_type} reads (it has "
-            f"{', '.join(name for name in present if name.startswith('observation.'))}): use a dataset with the same "
-            "names, or rename its features with lerobot-edit-dataset"
-        )
-    logger.warning("%s has no %s: the policy masks these cameras", opened.repo_id, ", ".join(missing))
+    masked = require_features(
+        teacher.config,
+        opened.dataset.meta.features,
+        dataset=opened.repo_id,
+        masks_missing_cameras=adapter.masks_missing_cameras(teacher.policy),
+    )
+    if masked:
+        logger.warning("%s has no %s: the policy masks these cameras", opened.repo_id, ", ".join(masked))

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Drift of a policy from its own cache, relative to the cached values' mean square: what other batch shapes and
 # paddings leave.
-_FLOORS = {"float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
+FLOORS = {"float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, bat
         for indices in chosen.split(batch_size):
             for draw in range(retained.draws):
                 anchors = loader.take(indices, draw)
-                largest = max(largest, float(_deviation(adapter, teacher, anchors, retained).max()))
+                largest = max(largest, float(relative_deviation(adapter, teacher, anchors, retained).max()))
     return Reproduction(len(chosen), largest, floor_of(loader.manifest))
 
 
 def floor_of(manifest: Manifest) -> float:
     """The relative drift below which a difference is rounding."""
-    return _FLOORS[manifest.autocast or manifest.dtype]
+    return FLOORS[manifest.autocast or manifest.dtype]
 
 
 def verify_cache(
@@ -79,7 +79,7 @@ def verify_cache(
     return loader.manifest, reproduction
 
 
-def _deviation(adapter: PolicyAdapter, teacher: Teacher, anchors: AnchorBatch, retained: Retained) -> Tensor:
+def relative_deviation(adapter: PolicyAdapter, teacher: Teacher, anchors: AnchorBatch, retained: Retained) -> Tensor:
     """Relative drift of each anchor, [B]."""
     batch = policy_batch(anchors.raw, _cameras(anchors), teacher.preprocessor)
     with autocast(teacher.config):

@@ -248,3 +248,10 @@ class _Collate:
             if camera in batch and batch[camera].is_floating_point():
                 batch[camera] = (batch[camera] * 255.0).round().to(torch.uint8)
         return batch
+
+
+def lerobot_home() -> Path:
+    """Where lerobot keeps datasets on this machine: `$HF_LEROBOT_HOME` or its default."""
+    from lerobot.utils.constants import HF_LEROBOT_HOME
+
+    return Path(HF_LEROBOT_HOME)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import PolicyConfig
@@ -23,6 +23,9 @@ class ProcessorStep(Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """The step's tensors; for a normalizer `feature.stat`."""
 
+    def load_state_dict(self, state: dict[str, Tensor], /) -> None:
+        """Replace them."""
+
 
 class Processor(Protocol):
     """What craft reads of lerobot's processor pipelines."""
@@ -33,8 +36,15 @@ class Processor(Protocol):
         """Run every step on a batch (preprocessor) or an action (postprocessor)."""
 
 
-def load_processors(config: PolicyConfig) -> tuple[Processor, Processor]:
+def load_processors(
+    config: PolicyConfig, rename_map: Mapping[str, str] | None = None, device: torch.device | None = None
+) -> tuple[Processor, Processor]:
     """Pre- and postprocessor of `config.pretrained_path`, with the statistics the checkpoint ships.
+
+    Args:
+        config: The policy's.
+        rename_map: What the data at hand are called differently, dataset's name -> policy's name.
+        device: Where the preprocessor puts its batches; the config's when None.
 
     Raises:
         CraftError: The checkpoint has no processors, or one of their files or tokenizers cannot be loaded.
@@ -46,11 +56,14 @@ def load_processors(config: PolicyConfig) -> tuple[Processor, Processor]:
     directory = Path(config.pretrained_path or "")
     try:
         saved = json.loads((directory / _PREPROCESSOR_FILE).read_text())
+        overrides = _preprocessor_overrides(config, saved, device or torch.device(config.device))
+        if rename_map:
+            overrides["rename_observations_processor"] = {"rename_map": dict(rename_map)}
         processors: tuple[Processor, Processor] = make_pre_post_processors(
             config,
             pretrained_path=str(directory),
             pretrained_revision=config.pretrained_revision,
-            preprocessor_overrides=_preprocessor_overrides(config, saved),
+            preprocessor_overrides=overrides,
         )
     except ProcessorMigrationError as error:
         raise CraftError(f"The policy in {directory} is of an old lerobot; run: {error.migration_command}") from error
@@ -62,12 +75,59 @@ def load_processors(config: PolicyConfig) -> tuple[Processor, Processor]:
     return processors
 
 
-def _preprocessor_overrides(config: PolicyConfig, saved: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def train_processors(
+    cfg: Any, policy: nn.Module, dataset_stats: Mapping[str, Mapping[str, Any]] | None, device: torch.device
+) -> tuple[Processor, Processor]:
+    """Pre- and postprocessor exactly as `lerobot-train` makes them: statistics of the new data, features of the policy.
+
+    In a resumed run they come from the checkpoint, statistics included.
+
+    Args:
+        cfg: lerobot's `TrainPipelineConfig`.
+        policy: After `make_policy`, which fills in its features.
+        dataset_stats: `dataset.meta.stats`.
+        device: accelerate's.
+    """
+    from lerobot.policies.factory import make_pre_post_processors
+
+    config: Any = policy.config
+    stats = {} if cfg.resume else {"stats": dataset_stats}
+    made: dict[str, Any] = {}
+    if not (cfg.policy.pretrained_path and cfg.resume):
+        made["dataset_stats"] = dataset_stats
+    if cfg.policy.pretrained_path is not None:
+        mapping = {"norm_map": config.normalization_mapping, **stats}
+        before: dict[str, Any] = {
+            "device_processor": {"device": device.type},
+            "normalizer_processor": {"features": {**config.input_features, **config.output_features}, **mapping},
+            "rename_observations_processor": {"rename_map": cfg.rename_map},
+        }
+        after: dict[str, Any] = {"unnormalizer_processor": {"features": config.output_features, **mapping}}
+        if getattr(cfg.policy, "use_relative_actions", False):
+            before["relative_actions_processor"] = {
+                "enabled": True,
+                "exclude_joints": getattr(cfg.policy, "relative_exclude_joints", []),
+                "action_names": getattr(cfg.policy, "action_feature_names", None),
+            }
+            after["absolute_actions_processor"] = {"enabled": True}
+        made |= {"preprocessor_overrides": before, "postprocessor_overrides": after}
+    processors: tuple[Processor, Processor] = make_pre_post_processors(
+        policy_cfg=cfg.policy,
+        pretrained_path=cfg.policy.pretrained_path,
+        pretrained_revision=getattr(cfg.policy, "pretrained_revision", None),
+        **made,
+    )
+    return processors
+
+
+def _preprocessor_overrides(
+    config: PolicyConfig, saved: Mapping[str, Any], device: torch.device
+) -> dict[str, dict[str, Any]]:
     """What must replace the saved settings; lerobot refuses an override for a step that is not there."""
     present = {step.get("registry_name") for step in saved.get("steps", ())}
     overrides: dict[str, dict[str, Any]] = {}
     if "device_processor" in present:
-        overrides["device_processor"] = {"device": torch.device(config.device).type}
+        overrides["device_processor"] = {"device": device.type}
     if "action_tokenizer_processor" in present:
         # lerobot's step does not save these two: a reload would ask the Hub for another tokenizer.
         names = {"paligemma_tokenizer_name": "text_tokenizer_name", "fast_skip_tokens": "fast_skip_tokens"}
@@ -88,6 +148,28 @@ def is_normalizer(step: ProcessorStep) -> bool:
     from lerobot.processor.normalize_processor import _NormalizationMixin
 
     return isinstance(step, _NormalizationMixin)
+
+
+def normalization_modes(preprocessor: Processor) -> dict[str, str]:
+    """Feature -> lerobot's `NormalizationMode` under which the preprocessor normalizes it, such as `MIN_MAX`."""
+    modes = {}
+    for step in filter(is_normalizer, preprocessor.steps):
+        settings = step.get_config()
+        chosen = settings.get("normalize_observation_keys")
+        for name, feature in settings["features"].items():
+            skipped = chosen is not None and feature["type"] != "ACTION" and name not in chosen
+            modes[name] = "IDENTITY" if skipped else settings["norm_map"].get(feature["type"], "IDENTITY")
+    return modes
+
+
+def set_stats(processor: Processor, stats: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Let a loaded processor normalize by these statistics, feature -> statistic -> values.
+
+    Only for one of `load_processors`: lerobot's steps ignore this where statistics were given to their constructor.
+    """
+    flat = {f"{name}.{stat}": values for name, known in stats.items() for stat, values in known.items()}
+    for step in filter(is_normalizer, processor.steps):
+        step.load_state_dict(flat)
 
 
 def policy_batch(raw: Mapping[str, Any], camera_keys: Iterable[str], preprocessor: Processor) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""Does a dataset have what a policy reads? lerobot itself checks cameras only, and not all of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lerobot_craft.errors import CraftError
+
+_VECTORS = ("STATE", "ENV", "ACTION")
+# Feature -> the setting under which a policy for many robots keeps the width that it pads to.
+_PADDED_TO = {"observation.state": "max_state_dim", "action": "max_action_dim"}
+
+
+def require_features(
+    config: Any,
+    present: Mapping[str, Mapping[str, Any]],
+    *,
+    dataset: str,
+    masks_missing_cameras: bool,
+    rename_map: Mapping[str, str] | None = None,
+    actions: bool = False,
+) -> list[str]:
+    """Refuse a dataset without the policy's features, or with a state or action of another shape.
+
+    Args:
+        config: The policy's, as the checkpoint has it: lerobot's `make_policy` overwrites its output features.
+        present: `dataset.meta.features`.
+        dataset: Its name, for the message.
+        masks_missing_cameras: Whether the policy does without some of its cameras (`PolicyAdapter` knows).
+        rename_map: lerobot's `--rename_map`, dataset's name -> policy's name; None where there is no such flag.
+        actions: Whether demonstrated actions are needed too.
+
+    Returns:
+        Cameras that the dataset lacks and the policy masks.
+
+    Raises:
+        CraftError: Something is missing or does not fit.
+    """
+    # lerobot's renaming step sees observations only.
+    names = {old: new for old, new in (rename_map or {}).items() if old.startswith("observation.")}
+    named = {names.get(name, name): feature for name, feature in present.items()}
+    wanted = {name: feature for name, feature in config.input_features.items() if "empty_camera" not in name}
+    if actions:
+        wanted |= config.output_features
+    missing = [name for name in wanted if name not in named]
+    cameras = [name for name, feature in wanted.items() if feature.type.value == "VISUAL"]
+    if missing and not (masks_missing_cameras and set(missing) < set(cameras)):
+        raise CraftError(
+            f"the dataset {dataset} has no {', '.join(missing)}, which this {config.type} reads (it has "
+            f"{', '.join(name for name in present if _is_data(name))}): {_remedy(missing, named, wanted, rename_map)}"
+        )
+    misfits = [
+        f"{name} has shape {list(named[name]['shape'])} instead of {list(feature.shape)}"
+        for name, feature in wanted.items()
+        if name in named and feature.type.value in _VECTORS and not _fits(config, name, feature, named[name])
+    ]
+    if misfits:
+        raise CraftError(
+            f"the dataset {dataset} is of another robot than this {config.type}: {'; '.join(misfits)}. Use a dataset "
+            "of the robot that the policy was trained on, or a policy of this one."
+        )
+    return missing
+
+
+def _is_data(name: str) -> bool:
+    return name == "action" or name.startswith("observation.")
+
+
+def _fits(config: Any, name: str, wanted: Any, present: Mapping[str, Any]) -> bool:
+    if tuple(present["shape"]) == tuple(wanted.shape):
+        return True
+    padded = getattr(config, _PADDED_TO.get(name, ""), None)
+    # A policy that declares the padded width is of no robot in particular: it takes what is narrower.
+    return tuple(wanted.shape) == (padded,) and len(present["shape"]) == 1 and present["shape"][0] <= padded
+
+
+def _remedy(
+    missing: Sequence[str], named: Mapping[str, Any], wanted: Mapping[str, Any], rename_map: Mapping[str, str] | None
+) -> str:
+    observations = [name for name in missing if name.startswith("observation.")]
+    if rename_map is None or not observations:
+        return "use a dataset that has them under these names"
+    spare = [name for name in named if name.startswith("observation.") and name not in wanted]
+    alike = [name for name in spare if _is_camera(name) == _is_camera(observations[0])]
+    example = alike[0] if alike else "NAME_IN_THE_DATASET"
+    return f"""name them with --rename_map='{{"{example}": "{observations[0]}"}}', or use a dataset that has them"""
+
+
+def _is_camera(name: str) -> bool:
+    return name.startswith("observation.image")

@@ -1,0 +1,101 @@
+"""The command line of lerobot-train: its parser, its checks, and its errors as sentences."""
+
+import contextlib
+import io
+import sys
+from argparse import ArgumentError
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lerobot_craft.errors import CraftError
+
+_NO_REPO_ID = "'repo_id' argument missing"
+_PUSH_TO_HUB = "--policy.push_to_hub"
+
+
+@contextlib.contextmanager
+def _command_line(argv: Sequence[str]) -> Iterator[None]:
+    """For lerobot, which reads some flags from the process's own arguments, long after parsing."""
+    own = sys.argv
+    sys.argv = [own[0], *argv]
+    try:
+        yield
+    finally:
+        sys.argv = own
+
+
+def parse_train_config(argv: Sequence[str]) -> Any:
+    """The validated `TrainPipelineConfig` of a command line without `--craft` flags.
+
+    A policy that says it goes to the Hub, but not where to, is trained without being pushed: `lerobot-train` refuses
+    it, which would refuse every checkpoint whose config was saved with lerobot's default.
+    """
+    try:
+        return _parse(argv)
+    except CraftError as error:
+        if _NO_REPO_ID not in str(error) or any(argument.startswith(_PUSH_TO_HUB) for argument in argv):
+            raise
+        return _parse([*argv, f"{_PUSH_TO_HUB}=false"])
+
+
+def _parse(argv: Sequence[str]) -> Any:
+    import lerobot.policies  # noqa: F401  registers the policy types
+    from draccus.utils import DraccusException
+    from lerobot.configs import parser
+    from lerobot.configs.train import TrainPipelineConfig
+    from lerobot.utils.import_utils import register_third_party_plugins
+
+    def take(config: TrainPipelineConfig) -> TrainPipelineConfig:
+        return config
+
+    register_third_party_plugins()
+    complaint = io.StringIO()
+    try:
+        with _command_line(argv), contextlib.redirect_stderr(complaint):
+            config: Any = parser.wrap()(take)()
+            config.validate()
+    except SystemExit as stop:
+        if stop.code in (0, None):  # --help
+            raise
+        raise CraftError(_advice(complaint.getvalue().strip().rpartition("error: ")[2])) from stop
+    except parser.PluginLoadError as error:
+        raise CraftError(f"a package of policies or environments cannot be imported: {error}") from error
+    except FileExistsError as error:
+        raise CraftError(_output_dir_exists(argv)) from error
+    except (DraccusException, ArgumentError, ValueError, NotImplementedError, OSError) as error:
+        raise CraftError(_advice(str(error))) from error
+    for name in ("steps", "batch_size"):
+        if getattr(config, name) < 1:
+            raise CraftError(f"--{name} must be at least 1; got {getattr(config, name)}")
+    if config.is_reward_model_training:
+        raise CraftError("craft train is for policies: train a reward model with lerobot-train")
+    if config.job.is_remote:
+        raise CraftError(
+            f"--job.target={config.job.target} sends lerobot-train to another machine, and CRaFT would stay here: run "
+            "craft train on that machine itself"
+        )
+    return config
+
+
+def _advice(reason: str) -> str:
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
+    return f"{lines[0].removesuffix('.') if lines else 'the flags are wrong'} (`craft train --help` lists the flags)"
+
+
+def _output_dir_exists(argv: Sequence[str]) -> str:
+    from lerobot.configs import parser
+
+    directory = parser.parse_arg("output_dir", list(argv))
+    return (
+        f"--output_dir={directory} exists already: give another one, or go on with that run by "
+        f"`craft train --config_path={directory}/checkpoints/last/pretrained_model/train_config.json --resume=true`"
+    )
+
+
+def print_train_help(argv: Sequence[str]) -> None:
+    """The flags of lerobot-train, with those of the chosen policy and environment."""
+    import lerobot.policies  # noqa: F401  registers the policy types
+    from lerobot.configs import parser
+    from lerobot.configs.train import TrainPipelineConfig
+
+    parser.print_scoped_help(TrainPipelineConfig, list(argv))

@@ -1,0 +1,184 @@
+"""What `lerobot-train` does again and again: the update, its meters, evaluation, writing and reading checkpoints."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+logger = logging.getLogger(__name__)
+
+
+def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
+    """The meters of one window between two log lines."""
+    from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
+
+    meters = {
+        "loss": AverageMeter("loss", ":.3f", reduction="mean"),
+        "grad_norm": AverageMeter("grdn", ":.3f"),
+        "lr": AverageMeter("lr", ":0.1e"),
+        "update_s": AverageMeter("updt_s", ":.3f", reduction="max"),
+        "dataloading_s": AverageMeter("data_s", ":.3f", reduction="max"),
+        "samples_per_s": AverageMeter("smp/s", ":.0f"),
+    }
+    if torch.cuda.is_available():
+        meters["gpu_mem_gb"] = AverageMeter("mem_gb", ":.2f", reduction="max")
+    return MetricsTracker(
+        cfg.batch_size, dataset.num_frames, dataset.num_episodes, meters, initial_step=step, accelerator=accelerator
+    )
+
+
+def update(tracker: Any, policy: nn.Module, batch: Any, optimizer: Any, **parts: Any) -> None:
+    """One update by lerobot itself: forward, backward, clip, optimizer, schedule; `parts` as it names them."""
+    from lerobot.scripts.lerobot_train import update_policy
+
+    update_policy(tracker, policy, batch, optimizer, **parts)
+
+
+def bar_is_welcome() -> bool:
+    """Whether to draw one: lerobot has no progress bar in a Slurm job, where it would fill the log."""
+    from lerobot.utils.utils import inside_slurm
+
+    return not inside_slurm()
+
+
+def make_wandb(cfg: Any, craft: dict[str, Any] | None) -> Any | None:
+    """The wandb logger of lerobot, if enabled, with CRaFT's settings beside its own."""
+    if not (cfg.wandb.enable and cfg.wandb.project):
+        return None
+    from lerobot.common.wandb_utils import WandBLogger
+
+    run = WandBLogger(cfg)
+    if craft is not None:
+        run._wandb.config.update({"craft": craft}, allow_val_change=True)
+    return run
+
+
+def held_out_loss(policy: nn.Module, data: Any, to_batch: Any, accelerator: Any) -> float:
+    """Mean loss over the held-out episodes and all ranks."""
+    policy.eval()
+    losses = []
+    with torch.no_grad(), accelerator.autocast():
+        for raw in data.held_out:
+            loss, _ = policy.forward(to_batch(raw))
+            losses.append(loss.item())
+    policy.train()
+    mean = torch.tensor(sum(losses) / max(len(losses), 1), device=accelerator.device)
+    return float(accelerator.reduce(mean, reduction="mean").item())
+
+
+def evaluate_in_env(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], accelerator: Any, step: int) -> Any:
+    """Rollouts by lerobot in `--env.*`: {"overall": {...}, suite: {...}}."""
+    from lerobot.common.train_utils import get_step_identifier
+    from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
+    from lerobot.scripts.lerobot_eval import eval_policy_all
+
+    env_preprocessor, env_postprocessor = make_env_pre_post_processors(env_cfg=cfg.env, policy_cfg=cfg.policy)
+    envs = make_env(cfg.env, n_envs=cfg.eval.batch_size, use_async_envs=cfg.eval.use_async_envs)
+    try:
+        with torch.no_grad(), accelerator.autocast():
+            return eval_policy_all(
+                envs=envs,
+                policy=accelerator.unwrap_model(policy),
+                env_preprocessor=env_preprocessor,
+                env_postprocessor=env_postprocessor,
+                preprocessor=processors[0],
+                postprocessor=processors[1],
+                n_episodes=cfg.eval.n_episodes,
+                videos_dir=cfg.output_dir / "eval" / f"videos_step_{get_step_identifier(step, cfg.steps)}",
+                max_episodes_rendered=4,
+                start_seed=cfg.seed,
+                max_parallel_tasks=cfg.env.max_parallel_tasks,
+            )
+    finally:
+        close_envs(envs)
+
+
+def write_checkpoint(
+    directory: Path, step: int, cfg: Any, policy: nn.Module, optimizer: Any, scheduler: Any, processors: Any, world: int
+) -> None:
+    """All files of lerobot's checkpoint, into an empty directory."""
+    from lerobot.common.train_utils import save_checkpoint
+
+    save_checkpoint(
+        checkpoint_dir=directory,
+        step=step,
+        cfg=cfg,
+        policy=policy,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        preprocessor=processors[0],
+        postprocessor=processors[1],
+        num_processes=world,
+        batch_size=cfg.batch_size,
+    )
+
+
+def write_policy(directory: Path, cfg: Any, policy: nn.Module, processors: tuple[Any, Any]) -> None:
+    """The policy's part of a checkpoint: what `--policy.path` reads."""
+    policy.save_pretrained(directory)  # type: ignore[operator]
+    if cfg.peft is not None:  # PEFT saves its adapter only
+        policy.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
+    for processor in processors:
+        processor.save_pretrained(directory)
+
+
+def read_training_state(directory: Path, optimizer: Any, scheduler: Any) -> tuple[int, Any, Any]:
+    """Step, optimizer and schedule of a checkpoint; the random generators are set to its state too."""
+    from lerobot.common.train_utils import load_training_state
+
+    step, optimizer, scheduler = load_training_state(directory, optimizer, scheduler)
+    return step, optimizer, scheduler
+
+
+def restore_rng(directory: Path) -> None:
+    """Set the random generators to the state of a checkpoint."""
+    from lerobot.utils.constants import TRAINING_STATE_DIR
+    from lerobot.utils.random_utils import load_rng_state
+
+    load_rng_state(directory / TRAINING_STATE_DIR)
+
+
+@contextlib.contextmanager
+def undisturbed_rng() -> Iterator[None]:
+    """What happens inside leaves the random generators (Python's, numpy's, torch's) as they were."""
+    from lerobot.utils.random_utils import get_rng_state, set_rng_state
+
+    state = get_rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
+
+
+def should_save(step: int, cfg: Any) -> bool:
+    """Whether a checkpoint follows this step: every `save_freq`, and the last."""
+    from lerobot.common.train_utils import should_save_checkpoint
+
+    return bool(cfg.save_checkpoint and should_save_checkpoint(step, cfg.save_freq, cfg.steps))
+
+
+def push_checkpoint(directory: Path, cfg: Any) -> None:
+    """Upload a checkpoint, where `--save_checkpoint_to_hub` says so."""
+    from lerobot.common.train_utils import push_checkpoint_to_hub
+
+    push_checkpoint_to_hub(directory, cfg.policy.repo_id, private=cfg.policy.private)
+
+
+def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], dataset: Any) -> None:
+    """Upload the trained policy, where `--policy.push_to_hub` says so."""
+    peft = {"peft_model": policy} if cfg.policy.use_peft else {}
+    policy.push_model_to_hub(cfg, dataset_meta=dataset.meta, **peft)  # type: ignore[operator]
+    for processor in processors:
+        processor.push_to_hub(cfg.policy.repo_id)
+
+
+def eval_flags(cfg: Any) -> dict[str, object]:
+    """The flags of `lerobot-eval` that repeat this run's environment; none where it had none."""
+    if cfg.env is None:
+        return {}
+    flags: dict[str, object] = {"env.type": cfg.env.type, "env.task": cfg.env.task}
+    return flags | {"eval.n_episodes": cfg.eval.n_episodes, "eval.batch_size": cfg.eval.batch_size}

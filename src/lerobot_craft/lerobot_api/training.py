@@ -1,0 +1,237 @@
+"""The parts of `lerobot-train`, in the order in which it makes them: accelerator, data, policy, optimizer.
+
+Each function stands for a stretch of lerobot's training script and draws from the random generators exactly as that
+stretch does, so that a loop made of them trains to the same bits.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Subset
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import autocast_name
+
+logger = logging.getLogger(__name__)
+
+
+def make_accelerator(cfg: Any) -> Any:
+    """The `Accelerator` with the device and precision that the policy's config asks for."""
+    from accelerate import Accelerator
+    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+    from lerobot.utils.utils import init_logging
+
+    by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
+    precision = by_dtype.get(getattr(cfg.policy, "dtype", None) or "")
+    if not hasattr(cfg.policy, "dtype") and getattr(cfg.policy, "use_amp", False):
+        precision = autocast_name(cfg.policy)
+    accelerator = Accelerator(
+        step_scheduler_with_optimizer=False,  # or accelerate steps the schedule once per process
+        mixed_precision=precision,
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        cpu=cfg.policy.device == "cpu",
+    )
+    init_logging(accelerator=accelerator)
+    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        raise CraftError(
+            f"craft train shares work by DDP, and accelerate is set to {accelerator.distributed_type.value}: run "
+            "`accelerate launch --multi_gpu ...`"
+        )
+    return accelerator
+
+
+def seed_everything(cfg: Any, accelerator: Any) -> None:
+    """Seeds and cuDNN switches."""
+    from lerobot.utils.random_utils import set_seed
+
+    if cfg.seed is not None:
+        set_seed(cfg.seed, accelerator=accelerator)
+    torch.backends.cudnn.deterministic = bool(cfg.cudnn_deterministic)
+    torch.backends.cudnn.benchmark = not cfg.cudnn_deterministic
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
+    """The new task's dataset and its held-out part; the main process goes first, because it may download."""
+    from lerobot.datasets.factory import make_train_eval_datasets
+
+    try:
+        with accelerator.main_process_first():
+            dataset, held_out = make_train_eval_datasets(cfg)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()
+        raise CraftError(
+            f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason[0] if reason else type(error).__name__}): "
+            "check --dataset.repo_id and --dataset.root"
+        ) from error
+    return dataset, held_out
+
+
+def make_student(cfg: Any, dataset: Any) -> nn.Module:
+    """The policy to train, on its device, features as the dataset has them."""
+    from lerobot.policies import make_policy
+    from safetensors import SafetensorError
+
+    try:
+        policy: nn.Module = make_policy(cfg=cfg.policy, ds_meta=dataset.meta, rename_map=cfg.rename_map)
+    except (OSError, SafetensorError, ValueError, ImportError) as error:
+        reason = str(error).strip().splitlines()
+        raise CraftError(f"the policy cannot be made: {reason[0] if reason else type(error).__name__}") from error
+    return policy
+
+
+def wrap_peft(policy: nn.Module, cfg: Any) -> nn.Module:
+    """The policy with the adapters that `--peft.*` asks for; one that was resumed has them already."""
+    if cfg.peft is None or hasattr(policy, "disable_adapter"):
+        return policy
+    try:
+        wrapped: nn.Module = policy.wrap_with_peft(peft_cli_overrides=dataclasses.asdict(cfg.peft))  # type: ignore[operator]
+    except (ImportError, ValueError) as error:
+        raise CraftError(f"--peft: {error}") from error
+    return wrapped
+
+
+def make_optimizer(cfg: Any, policy: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
+    """Optimizer and learning-rate schedule of the policy's preset, or those of the flags."""
+    from lerobot.optim.factory import make_optimizer_and_scheduler
+
+    optimizer, scheduler = make_optimizer_and_scheduler(cfg, policy)
+    return optimizer, scheduler
+
+
+def make_sample_weighter(cfg: Any, policy: nn.Module, device: torch.device) -> Any | None:
+    """Weights per sample, as lerobot makes them, if asked for."""
+    if cfg.sample_weighting is None:
+        return None
+    from lerobot.utils.sample_weighting import make_sample_weighter as make
+
+    return make(
+        cfg.sample_weighting, policy, device, dataset_root=cfg.dataset.root, dataset_repo_id=cfg.dataset.repo_id
+    )
+
+
+@dataclass
+class Data:
+    """What the loop reads, and where it stands in it."""
+
+    dataset: Any
+    loader: Any
+    held_out: Any | None = None
+    epoch: int = 0
+    mid_epoch: bool = False
+
+    def batches(self, restore_rng: Callable[[], None] | None = None) -> Iterator[Any]:
+        """An endless stream; in a resumed run `restore_rng` sets the random state to that of the checkpoint.
+
+        A data loader draws a seed for its workers whenever an epoch begins (with workers that persist, once). A resumed
+        epoch has begun before the checkpoint, so its draw must be undone; one that begins here draws as it would have.
+        """
+        from lerobot.utils.utils import cycle
+
+        stream = cycle(self.loader)
+        if restore_rng is not None:
+            if self.mid_epoch or getattr(self.loader, "persistent_workers", False):
+                first = next(stream)
+                restore_rng()
+                yield first
+            else:
+                restore_rng()
+        yield from stream
+
+
+def make_data(cfg: Any, dataset: Any, held_out: Any | None, accelerator: Any, step: int) -> Data:
+    """Data loaders as lerobot-train makes them, standing where `step` steps have been taken."""
+    sampler, epoch, start = (None, 0, 0) if cfg.dataset.streaming else _sampler(cfg, dataset, accelerator, step)
+    loader = _loader(cfg, dataset, accelerator, cfg.batch_size, sampler=sampler, shuffle=False)
+    if held_out is not None:
+        held_out = _loader(cfg, _capped(held_out, cfg.max_eval_samples), accelerator, cfg.batch_size)
+    return Data(dataset, loader, held_out, epoch, mid_epoch=start > 0)
+
+
+def prepare(
+    accelerator: Any, policy: nn.Module, optimizer: Any, scheduler: Any, data: Data
+) -> tuple[nn.Module, Any, Any]:
+    """Hand everything to accelerate; the data's loaders are replaced in place."""
+    accelerator.wait_for_everyone()
+    if data.held_out is None:
+        policy, optimizer, data.loader, scheduler = accelerator.prepare(policy, optimizer, data.loader, scheduler)
+    else:
+        policy, optimizer, data.loader, scheduler, data.held_out = accelerator.prepare(
+            policy, optimizer, data.loader, scheduler, data.held_out
+        )
+    # accelerate's loader tells the sampler its own count of epochs, which starts at 0 in a resumed run too.
+    data.loader.iteration = data.epoch
+    return policy, optimizer, scheduler
+
+
+def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, int, int]:
+    from lerobot.common.train_utils import load_training_batch_size, load_training_num_processes
+    from lerobot.datasets import EpisodeAwareSampler, compute_sampler_state
+
+    try:
+        sampler = EpisodeAwareSampler(
+            dataset.meta.episodes["dataset_from_index"],
+            dataset.meta.episodes["dataset_to_index"],
+            episode_indices_to_use=dataset.episodes,
+            drop_n_last_frames=getattr(cfg.policy, "drop_n_last_frames", 0),
+            shuffle=True,
+            seed=cfg.seed if cfg.seed is not None else 0,
+            absolute_to_relative_idx=dataset.absolute_to_relative_idx,
+        )
+    except ValueError as error:
+        raise CraftError(f"the dataset {cfg.dataset.repo_id} has no frame to train on: {error}") from error
+    if step == 0:
+        return sampler, 0, 0
+    processes = load_training_num_processes(cfg.checkpoint_path) or accelerator.num_processes
+    batch_size = load_training_batch_size(cfg.checkpoint_path) or cfg.batch_size
+    if (processes, batch_size) != (accelerator.num_processes, cfg.batch_size):
+        logger.warning(
+            "the checkpoint was written by %d processes with batches of %d, this run has %d and %d: the data go on at "
+            "the right place, but not sample by sample as they would have",
+            *(processes, batch_size, accelerator.num_processes, cfg.batch_size),
+        )
+    state = compute_sampler_state(step, len(sampler), batch_size, processes)
+    sampler.load_state_dict(state)
+    return sampler, state["epoch"], state["start_index"]
+
+
+def _loader(cfg: Any, dataset: Any, accelerator: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
+    from lerobot.utils.collate import lerobot_collate_fn
+
+    meta = getattr(dataset, "meta", None) or dataset.dataset.meta  # a Subset has none of its own
+    workers = cfg.num_workers > 0
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        num_workers=cfg.num_workers,
+        pin_memory=accelerator.device.type == "cuda",
+        collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
+        prefetch_factor=cfg.prefetch_factor if workers else None,
+        persistent_workers=cfg.persistent_workers and workers,
+        multiprocessing_context=cfg.dataloader_multiprocessing_context if workers else None,
+        **options,
+    )
+
+
+def _capped(dataset: Any, samples: int) -> Any:
+    """At most so many held-out frames, the first ones of each task in equal parts."""
+    if samples <= 0 or not hasattr(dataset, "hf_dataset"):
+        return dataset
+    task = dataset.hf_dataset.data.column("task_index").to_numpy()
+    tasks = sorted(set(task.tolist()))
+    share = max(1, samples // len(tasks))
+    return Subset(dataset, [frame for t in tasks for frame in (task == t).nonzero()[0][:share].tolist()])
+
+
+def checkpoint_directory(cfg: Any, step: int) -> Path:
+    """Where the checkpoint of a step belongs."""
+    from lerobot.common.train_utils import get_step_checkpoint_dir
+
+    directory: Path = get_step_checkpoint_dir(cfg.output_dir, cfg.steps, step)
+    return directory
