@@ -20,7 +20,8 @@ MAY_IMPORT = {
     "anchors": {"errors", "core", "lerobot_api", "policies", "teacher"},
     "tiny": {"errors", "lerobot_api"},
     "doctor": {"errors", "lerobot_api"},
-    "cli": {"errors", "lerobot_api", "doctor", "anchors", "teacher", "tiny"},
+    "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors"},
+    "cli": {"errors", "lerobot_api", "doctor", "anchors", "teacher", "tiny", "training"},
     "__main__": {"cli"},
 }
 # An adapter is knowledge of one policy's inside, and `tiny` builds policies; all else goes through lerobot_api.

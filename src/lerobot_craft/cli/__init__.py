@@ -35,6 +35,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "cache": Verb("lerobot_craft.cli.cache", "keep what the teacher makes of chosen inputs: build, info, verify"),
+    "train": Verb("lerobot_craft.cli.train", "fine-tune as lerobot-train does, and keep what the policy could do"),
     "doctor": Verb("lerobot_craft.cli.doctor", "say whether this machine is ready, and what to type if it is not"),
 }
 

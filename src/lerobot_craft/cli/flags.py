@@ -4,6 +4,7 @@ import contextlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from lerobot_craft.errors import CraftError
 
@@ -47,15 +48,17 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
     return PolicyFlags(path, tuple(f"--{name}={value}" for name, value in found.items()), plugins), rest
 
 
-def parse_flags[Config](config_class: type[Config], argv: Sequence[str], program: str) -> Config:
-    """Read a dataclass from its flags; `--help` prints them and exits."""
+def parse_flags[Config](
+    config_class: type[Config], argv: Sequence[str], program: str, saved: Path | None = None
+) -> Config:
+    """Read a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits."""
     import draccus
     from draccus.utils import DraccusException
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            config: Config = draccus.parse(config_class, args=list(argv), prog=program)
+            config: Config = draccus.parse(config_class, config_path=saved, args=list(argv), prog=program)
         return config
     except DraccusException as error:
         raise CraftError(f"{_first_line(error)} (`{program} --help` lists the flags)") from error

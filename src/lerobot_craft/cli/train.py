@@ -1,0 +1,68 @@
+"""`craft train`: lerobot-train, and the skills stay."""
+
+import sys
+from collections.abc import Sequence
+
+from lerobot_craft.cli.flags import parse_flags
+
+_USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
+
+lerobot-train, with a constraint that what the policy could do before stays within a budget. Without
+--craft.enabled=true it is lerobot-train to the bit. Start from a policy that can do things (--policy.path) and
+say what to keep: a cache of `craft cache build` (--craft.anchor_cache_dir), or old data (--craft.old_dataset.repo_id),
+or only the old instructions (--craft.anchor_source=cross --craft.old_instructions="open the door; close the drawer").
+
+go on after an interruption:
+  craft train --config_path=OUTPUT_DIR/checkpoints/last/pretrained_model/train_config.json --resume=true
+
+flags of craft, each behind --craft. (docs/commands.md has whole lines to start from):
+"""
+_CRAFT = "craft."
+# Names of earlier lerobot releases that the documents of the first CRaFT use.
+_ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--policy.path"}
+
+
+def run(argv: list[str]) -> int:
+    """Train and return 0; what is wrong with flags, data or anchors is raised before the first step."""
+    craft_flags, rest = split_flags(argv)
+    if not {"-h", "--help"}.isdisjoint(argv):
+        return _help(rest)
+    import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
+    from lerobot_craft.training.config import CraftConfig
+    from lerobot_craft.training.run import train
+    from lerobot_craft.training.settings import read_settings
+
+    cfg, craft = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft_flags, "craft train", saved))
+    train(cfg, craft)
+    return 0
+
+
+def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """CRaFT's flags without their prefix, and lerobot's; `--craft.x=y`, `--craft.x y` and `craft.x=y` are the same."""
+    craft: list[str] = []
+    rest: list[str] = []
+    arguments = iter(argv)
+    for argument in arguments:
+        bare = argument.removeprefix("--")
+        if not bare.startswith(_CRAFT):
+            name, equals, value = argument.partition("=")
+            rest.append(f"{_ALIASES.get(name, name)}{equals}{value}")
+            continue
+        craft.append(f"--{bare.removeprefix(_CRAFT)}")
+        if "=" not in bare:
+            craft.append(next(arguments, ""))
+    return craft, rest
+
+
+def _help(rest: Sequence[str]) -> int:
+    from lerobot_craft.lerobot_api.train_flags import print_train_help
+    from lerobot_craft.training.config import CraftConfig
+
+    print(_USAGE)
+    try:
+        parse_flags(CraftConfig, ["--help"], "craft train")
+    except SystemExit:
+        print("\nflags of lerobot-train:\n", flush=True)
+    print_train_help([argument for argument in rest if argument not in ("-h", "--help")])
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,187 @@
+"""Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Column, Columns, Ragged, concatenate, take
+from lerobot_craft.anchors.files import write_atomically
+from lerobot_craft.anchors.loader import AnchorBatch
+from lerobot_craft.anchors.retained import FIXED, OWN_ERROR, Retained
+from lerobot_craft.anchors.shards import OFFSETS, ShardReader
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
+from lerobot_craft.policies import adapter_for, mode, unwrapped
+from lerobot_craft.training.anchoring.asking import policy_inputs
+from lerobot_craft.training.anchoring.budget_units import usable_units
+from lerobot_craft.training.anchoring.source import Anchors
+from lerobot_craft.training.methods.method import Context
+
+logger = logging.getLogger(__name__)
+
+PROBE_FILE = "action_probe.safetensors"
+_INDEX, _INSTRUCTION = "anchor", "instruction"
+
+
+class ActionDrift(NamedTuple):
+    """How far the actions have moved from the teacher's."""
+
+    mean: float  # over the tasks
+    per_task: dict[str, float]
+
+
+class ActionProbe:
+    """Fixed anchors with the teacher's actions.
+
+    Attributes:
+        num_anchors: How many.
+        in_own_error: Whether 1 is the teacher's own error on that task; else drifts are absolute.
+    """
+
+    def __init__(self, context: Context, anchors: Anchors, batches: Sequence[AnchorBatch]) -> None:
+        self._adapter = adapter_for(context.teacher.config)
+        self._config = context.teacher.config
+        self._preprocessor = context.teacher.preprocessor
+        self._retained = Retained("action", top_k=context.config.top_k)
+        self._loss_type = self._retained.loss_types(self._adapter)[0]
+        self._tasks = anchors.tasks
+        self._batches = batches
+        self._units = self._own_errors(anchors)
+        self.num_anchors = sum(len(batch) for batch in batches)
+        self.in_own_error = self._units is not None
+
+    @classmethod
+    def prepare(cls, context: Context, anchors: Anchors, output_dir: Path) -> "ActionProbe | None":
+        """The probe of a run: made and saved when it starts, read when it goes on; None where there is none to have.
+
+        Raises:
+            CraftError: A resumed run has lost its probe, and nobody can be asked again.
+        """
+        wanted = min(context.config.probe_anchors, anchors.num_anchors)
+        if wanted == 0:
+            return None
+        path = output_dir / PROBE_FILE
+        if context.resumed and path.exists():
+            return cls(context, anchors, _read(path, anchors, context.config.anchor_batch_size))
+        chosen = evenly(anchors.instructions, wanted)
+        batches = []
+        for indices in chosen.split(context.config.anchor_batch_size):
+            batch = anchors.actions(indices)
+            if batch is None:
+                _explain_absence(context, path)
+                return None
+            batches.append(batch)
+        if context.accelerator.is_main_process:
+            _write(path, chosen, batches)
+        return cls(context, anchors, batches)
+
+    def measure(self, policy: Any) -> ActionDrift:
+        """Drift of a policy's actions from the teacher's. Neither its mode nor any random generator changes."""
+        policy = unwrapped(policy)
+        drifts = []
+        with torch.no_grad(), undisturbed_rng(), mode(policy, train=self._adapter.train_mode):
+            for anchors in self._batches:
+                batch = policy_inputs(anchors.raw, self._preprocessor)
+                with autocast(self._config):
+                    drift = student_drift(
+                        self._adapter, policy, batch, anchors.columns, self._retained, self._loss_type
+                    )
+                drifts.append(drift.double().cpu())
+        return self._per_task(torch.cat(drifts))
+
+    def _per_task(self, drifts: Tensor) -> ActionDrift:
+        instruction = torch.cat([batch.instruction for batch in self._batches])
+        per_task = {}
+        for index in instruction.unique().tolist():
+            unit = 1.0 if self._units is None else self._units[index]
+            per_task[self._tasks[index]] = drifts[instruction == index].mean().item() / unit
+        return ActionDrift(sum(per_task.values()) / len(per_task), per_task)
+
+    def _own_errors(self, anchors: Anchors) -> list[float] | None:
+        if anchors.retained.mode == "action":
+            return anchors.units(self._loss_type)
+        name = f"{OWN_ERROR}{self._loss_type}"
+        columns = [batch.columns.get(name) for batch in self._batches]
+        known = [column for column in columns if isinstance(column, Tensor)]
+        if len(known) < len(columns):
+            return None
+        errors, instruction = torch.cat(known).double(), torch.cat([batch.instruction for batch in self._batches])
+        present = instruction.unique().tolist()
+        means = {self._tasks[index]: errors[instruction == index].mean().item() for index in present}
+        units = usable_units(means, self._loss_type)
+        return [units.get(task, 1.0) for task in self._tasks]
+
+
+def evenly(instructions: Tensor, count: int) -> Tensor:
+    """The first anchors of each task in turn, until there are `count`: sorted indices, int64 [count]."""
+    of_task = [(instructions == task).nonzero().squeeze(1).tolist() for task in instructions.unique().tolist()]
+    in_turn = sorted(
+        (place, task, index) for task, indices in enumerate(of_task) for place, index in enumerate(indices)
+    )
+    return torch.tensor(sorted(index for _, _, index in in_turn[:count]))
+
+
+def _explain_absence(context: Context, path: Path) -> None:
+    if context.resumed:
+        raise CraftError(
+            f"{path} is not there any more: it holds the teacher's actions, which a resumed run cannot compute again. "
+            "Copy it back, or go on without the drift of the actions: --craft.probe_anchors=0"
+        )
+    logger.warning(
+        "the drift of the actions is not measured: %s draws its noise around demonstrated actions, and a cache of %s "
+        "keeps none (--craft.retention_mode=action and --craft.teacher=online measure it)",
+        context.teacher.config.type,
+        context.config.retention_mode,
+    )
+
+
+def _write(path: Path, chosen: Tensor, batches: Sequence[AnchorBatch]) -> None:
+    columns = concatenate(_of_actions(batch.columns) for batch in batches)
+    columns |= {_INDEX: chosen, _INSTRUCTION: torch.cat([batch.instruction for batch in batches])}
+    tensors: dict[str, Tensor] = {}
+    for name, column in columns.items():
+        tensors[name] = column.values if isinstance(column, Ragged) else column
+        if isinstance(column, Ragged):
+            tensors[name + OFFSETS] = column.offsets
+    write_atomically(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
+
+
+def _of_actions(columns: Columns) -> Columns:
+    """Without what a cache keeps beside them."""
+    return {
+        name: column
+        for name, column in columns.items()
+        if name in ("target", "kept") or name.startswith((FIXED, OWN_ERROR))
+    }
+
+
+def _read(path: Path, anchors: Anchors, batch_size: int) -> list[AnchorBatch]:
+    try:
+        columns: Columns = dict(ShardReader(path).columns)
+        chosen, instruction = (_dense(columns.pop(name)) for name in (_INDEX, _INSTRUCTION))
+        fits = 0 <= int(chosen.min()) <= int(chosen.max()) < anchors.num_anchors
+        if not fits or not torch.equal(anchors.instructions[chosen], instruction):
+            raise CraftError("it belongs to other anchors")
+    except (CraftError, KeyError, TypeError) as error:
+        raise CraftError(
+            f"{path} cannot be used ({error}): copy the run's own one back, or go on without the drift of the actions: "
+            "--craft.probe_anchors=0"
+        ) from error
+    batches = []
+    for rows in torch.arange(len(chosen)).split(batch_size):
+        raw = anchors.take(chosen[rows]).raw
+        batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows], draw=0))
+    return batches
+
+
+def _dense(column: Column) -> Tensor:
+    if isinstance(column, Ragged):
+        raise TypeError("expected a column with rows of one shape")
+    return column

@@ -1,0 +1,62 @@
+"""Which anchors the drift of the actions is measured on, also for methods that hold none."""
+
+import dataclasses
+import logging
+from pathlib import Path
+
+from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.policies import adapter_for
+from lerobot_craft.training.anchoring.probe import ActionProbe
+from lerobot_craft.training.anchoring.source import Anchors, open_anchors
+from lerobot_craft.training.methods.method import Context, Method
+
+logger = logging.getLogger(__name__)
+
+_OWN_CACHE = "probe_anchors"
+
+
+def make_probe(method: Method, output_dir: Path) -> ActionProbe | None:
+    """The probe of a run; None where it is not wanted or nothing is known of the old tasks."""
+    context = method.context
+    config = context.config
+    if config.probe_anchors == 0:
+        return None
+    anchors: Anchors | None = getattr(method, "anchors", None)
+    if anchors is None:
+        if config.normalization != "keep":
+            logger.warning(
+                "the drift of the actions is not measured: with --craft.normalization=%s the policy acts differently "
+                "before its first step",
+                config.normalization,
+            )
+            return None
+        anchors = _anchors(context, output_dir)
+    return None if anchors is None else ActionProbe.prepare(context, anchors, output_dir)
+
+
+def _anchors(context: Context, output_dir: Path) -> Anchors | None:
+    """Those of a cache that was given, or a few of the old datasets, asked once and kept with the run."""
+    config = context.config
+    given = config.anchor_cache_dir
+    if given is not None and (given / MANIFEST_FILE).exists():
+        of_cache = dataclasses.replace(
+            config, retention_mode=Manifest.load(given).kind, teacher="cache", loss_type=None
+        )
+        return open_anchors(dataclasses.replace(context, config=of_cache))
+    if not config.names_an_origin or (
+        config.anchor_source != "dataset" and not adapter_for(context.teacher.config).reads_instruction
+    ):
+        return None
+    own = dataclasses.replace(
+        config,
+        retention_mode="action",
+        teacher="cache",
+        anchor_cache_dir=output_dir / _OWN_CACHE,
+        num_anchors=config.probe_anchors,
+        loss_type=None,
+        per_token=False,
+        pooling=None,
+        hidden_layer=None,
+        layers_to_save=None,
+    )
+    return open_anchors(dataclasses.replace(context, config=own))

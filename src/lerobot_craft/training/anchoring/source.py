@@ -1,0 +1,189 @@
+"""Where training's anchors come from: a cache that is there, one that is built now, or the teacher at every visit."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from filelock import FileLock, Timeout
+from torch import Tensor
+from tqdm import tqdm
+
+from lerobot_craft.anchors.build import Job, build_cache, is_finished, share
+from lerobot_craft.anchors.files import plain_errors
+from lerobot_craft.anchors.loader import AnchorBatch, open_cache
+from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.prepare import prepare
+from lerobot_craft.anchors.ranks import Ranks
+from lerobot_craft.anchors.recipe import DatasetFlags, digest
+from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import lerobot_home
+from lerobot_craft.training.anchoring.agreement import check_layers, check_loss_type, check_origin
+from lerobot_craft.training.anchoring.asking import adapter_off
+from lerobot_craft.training.anchoring.cached import CachedAnchors
+from lerobot_craft.training.anchoring.flag_names import flags_of_training
+from lerobot_craft.training.anchoring.online import OnlineAnchors
+from lerobot_craft.training.methods.method import Context, Cost
+
+logger = logging.getLogger(__name__)
+
+HOME_VARIABLE = "CRAFT_HOME"
+_DIGITS = 16  # of a recipe's digest, as the name of a directory
+
+
+class Anchors(Protocol):
+    """What a method draws its anchors from.
+
+    Attributes:
+        retained: Which of the policy's values are retained.
+        tasks: The old instructions, which are the constraint groups, in the order of `AnchorBatch.instruction`.
+        num_anchors: How many there are.
+        instructions: int64 [num_anchors], the task of each.
+        directory: Of the cache; None for an online teacher.
+    """
+
+    retained: Retained
+    tasks: Sequence[str]
+    num_anchors: int
+    instructions: Tensor
+    directory: Path | None
+
+    def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
+        """The anchors of the n-th anchor step, counted from 0; a function of the arguments and the run's seed."""
+
+    def take(self, indices: Tensor) -> AnchorBatch:
+        """Chosen anchors."""
+
+    def actions(self, indices: Tensor) -> AnchorBatch | None:
+        """Chosen anchors with the teacher's actions instead of what is retained; None where it cannot be asked."""
+
+    def units(self, loss_type: str) -> list[float]:
+        """Per task, the drift that counts as 1 against the budget."""
+
+    def layer_scales(self, loss_type: str) -> dict[str, float] | None:
+        """The spread of each layer of hidden states, for relative drift; None for other values."""
+
+    def costs(self) -> list[Cost]:
+        """Memory beyond plain fine-tuning."""
+
+    def identity(self) -> dict[str, Any]:
+        """What must be the same after a resume, as JSON values."""
+
+
+def open_anchors(context: Context) -> Anchors:
+    """The anchors that `--craft.*` asks for; a cache that is not there yet is built first.
+
+    Raises:
+        CraftError: There is neither a cache nor an origin of anchors, or what is there is not what was asked for.
+    """
+    anchors = _open_online(context) if context.config.teacher == "online" else _open_cached(context)
+    check_loss_type(context, anchors.retained)
+    return anchors
+
+
+def _open_online(context: Context) -> Anchors:
+    if not context.config.names_an_origin:
+        raise CraftError(
+            "--craft.teacher=online reads its anchors from datasets: give those of the old tasks as "
+            "--craft.old_dataset.repo_id, or --craft.anchor_source=cross with --craft.old_instructions"
+        )
+    if context.config.anchor_cache_dir is not None:
+        logger.warning("--craft.teacher=online asks the teacher itself: --craft.anchor_cache_dir is not read")
+    with flags_of_training():
+        return OnlineAnchors(context, _job(context, Path()))
+
+
+def _open_cached(context: Context) -> Anchors:
+    given = context.config.anchor_cache_dir
+    if given is not None and (given / MANIFEST_FILE).exists():
+        anchors = _opened(context, given)
+        check_origin(context.config, anchors.manifest, given)
+        return anchors
+    if not context.config.names_an_origin:
+        raise CraftError(_neither(given))
+    with flags_of_training():
+        job = _job(context, given or Path())
+        directory = given or _home() / "anchors" / digest(job.recipe())[:_DIGITS]
+        if not context.resumed:
+            _build(context, job, directory)
+        elif not is_finished(job, directory):
+            raise CraftError(
+                f"the anchors of this run are not in {directory} any more, and a policy that was trained since cannot "
+                "make them again: give the directory where they are as --craft.anchor_cache_dir, or start a new run"
+            )
+    return _opened(context, directory)
+
+
+def _job(context: Context, directory: Path) -> Job:
+    new = context.train.dataset
+    new_dataset = DatasetFlags(new.repo_id, str(new.root or ""), new.revision)
+    return prepare(context.config.build_config(directory, new_dataset, context.seed), context.teacher)
+
+
+def _build(context: Context, job: Job, directory: Path) -> None:
+    ranks = Ranks(context.accelerator.process_index, context.accelerator.num_processes)
+    with _alone(directory, ranks):
+        if is_finished(job, directory):
+            logger.info("anchors of an earlier run are used: %s", directory)
+            return
+        logger.info("building %d anchors in %s; a later run with the same flags finds them", len(job.plan), directory)
+        with (
+            adapter_off(context.policy),
+            tqdm(total=share(job, ranks), desc="anchors", unit="anchor", disable=not ranks.is_main) as bar,
+        ):
+            build_cache(job, directory, ranks=ranks, progress=bar.update)
+
+
+@contextmanager
+def _alone(directory: Path, ranks: Ranks) -> Iterator[None]:
+    """While no other run builds here: a sweep starts many runs with the same anchors at once."""
+    whole = directory.resolve()
+    lock = FileLock(whole.with_name(f".{whole.name}.lock"))
+    if ranks.is_main:
+        with plain_errors(whole.parent):
+            whole.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                logger.info("another run is building the anchors in %s: waiting for it", directory)
+                lock.acquire()
+    ranks.wait()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _opened(context: Context, directory: Path) -> CachedAnchors:
+    config, teacher = context.config, context.teacher
+    size = sum(shard.bytes for shard in Manifest.load(directory).shards)
+    verify = context.accelerator.is_local_main_process  # once on each machine
+    with tqdm(total=size, desc="checksums", unit="B", unit_scale=True, disable=not verify) as bar:
+        loader = open_cache(
+            directory,
+            teacher=None if context.resumed else teacher.fingerprint,
+            retention_mode=config.retention_mode,  # type: ignore[arg-type]  # checked by the config
+            verify=verify,
+            policy_config=teacher.config,
+            progress=bar.update,
+        )
+    anchors = CachedAnchors(context, loader)
+    check_layers(context, anchors.retained, directory)
+    return anchors
+
+
+def _home() -> Path:
+    home = os.environ.get(HOME_VARIABLE)
+    return Path(home).expanduser() if home else lerobot_home() / "craft"
+
+
+def _neither(directory: Path | None) -> str:
+    where = "there are no anchors" if directory is None else f"{directory} holds no finished cache of anchors"
+    return (
+        f"{where}, and nothing says what to make them from. Either build a cache with `craft cache build` and give it "
+        "as --craft.anchor_cache_dir; or name the old tasks here: their frames with --craft.old_dataset.repo_id, or "
+        "only their instructions with --craft.anchor_source=cross --craft.old_instructions='...; ...'"
+    )

@@ -1,0 +1,255 @@
+"""Settings of `craft train` beside lerobot's own: everything behind `--craft.`, checked when it is made."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, get_args
+
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.retained import RetentionMode
+from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
+from lerobot_craft.errors import CraftError
+
+MethodName = Literal["craft", "naive", "er", "l2sp", "ewc", "lwf", "merge", "freeze"]
+Normalization = Literal["keep", "merge", "replace"]
+TeacherKind = Literal["cache", "online"]
+AnchorSource = Literal["dataset", "cross", "both"]
+EpsilonUnit = Literal["teacher", "absolute"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": get_args(MethodName),
+    "retention_mode": get_args(RetentionMode),
+    "anchor_source": get_args(AnchorSource),
+    "teacher": get_args(TeacherKind),
+    "loss_type": ("mse", "cosine", "l1", "kl"),
+    "pooling": tuple(pooling for pooling in get_args(Pooling) if pooling != "none"),
+    "dual_rule": get_args(DualRule),
+    "epsilon_decay": get_args(EpsilonDecay),
+    "epsilon_unit": get_args(EpsilonUnit),
+    "projection_mode": get_args(ProjectionMode),
+    "normalization": get_args(Normalization),
+}
+# Named by the documents as modes to come; both are hidden retention with other settings, or not built.
+_RENAMED_MODES = {
+    "hidden_multi_layer": "use --craft.retention_mode=hidden with --craft.layers_to_save=-2,-1",
+    "attention_map": "it is not built: no measurement speaks for it",
+}
+_AT_LEAST_ONE = (
+    "anchor_batch_size",
+    "retention_freq",
+    "num_anchors",
+    "top_k",
+    "num_draws",
+    "replay_frames",
+    "ewc_samples",
+)
+_AT_LEAST_ZERO = ("epsilon_decay_steps", "log_craft_metrics_freq", "probe_anchors")
+_POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
+
+
+@dataclass
+class CraftConfig:
+    """Everything behind `--craft.`."""
+
+    # false: plain lerobot-train, to the bit; all other --craft flags are then without effect.
+    enabled: bool = False
+    # craft: the constraint | naive: fine-tuning alone | er: replay of old frames | l2sp, ewc: pull the weights back |
+    # lwf: hold the outputs on the new data | merge: average the weights afterwards | freeze: train only a part.
+    method: str = "craft"
+    # keep: the teacher's normalization statistics | merge: joined with the new data's | replace: the new data's, as
+    # lerobot-train does. Methods with anchors need keep.
+    normalization: str = "keep"
+
+    # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
+    anchor_cache_dir: Path | None = None
+    # Anchors per anchor step (and rank).
+    anchor_batch_size: int = 16
+    # K: every K-th step visits anchors.
+    retention_freq: int = 5
+    # What is retained: hidden | token_ce | action.
+    retention_mode: str = "hidden"
+    # mse | cosine | l1 | kl. Unset: mse, for logits kl.
+    loss_type: str | None = None
+    # cache: the teacher's values are computed once | online: at every visit, by the PEFT adapter switched off or by a
+    # frozen copy of the policy.
+    teacher: str = "cache"
+
+    # Where anchors come from when they are not in a cache yet.
+    # dataset: frames of the old datasets | cross: frames of the new task with old instructions | both.
+    anchor_source: str = "dataset"
+    # Datasets of the old tasks, separated by commas.
+    old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
+    # For cross: a file with one instruction per line, or the instructions with ; between them.
+    old_instructions: str | None = None
+    num_anchors: int = 1000
+    # For cross: share of states drawn from the teacher's statistics, and noise on the others in standard deviations.
+    drawn_states: float = 0.0
+    state_jitter: float = 0.0
+
+    # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
+    hidden_layer: str | None = None
+    layers_to_save: str | None = None
+    # Unset: mean_image_tokens; for layers_to_save vision_mean+text_last.
+    pooling: str | None = None
+    # Keep every token instead of pooling: the form that held skills in our measurements.
+    per_token: bool = False
+    # Divide each layer's drift by the layer's own spread. Unset: where there are several layers.
+    relative: bool | None = None
+    # Keep the layer that turns hidden states into actions as it is: a loss on hidden states does not hold it.
+    # Unset: where every token is kept.
+    freeze_readout: bool | None = None
+    # For action: logits kept per token; (noise, time) draws per anchor.
+    top_k: int = 64
+    num_draws: int = 1
+
+    # The multiplier of the constraint, or one for each old task.
+    lambda_per_task: bool = True
+    # ascent | pi | log.
+    dual_rule: str = "ascent"
+    initial_lambda: float = 1.0
+    lambda_lr: float = 0.01
+    lambda_min: float = 0.0
+    lambda_max: float = 10.0
+    # Falling multipliers move this much slower than rising ones.
+    lambda_fall_rate: float = 1.0
+    # Of pi: the proportional gain, relative to lambda_lr, and the share of the old value in the moving average.
+    lambda_gain: float = 1.0
+    lambda_smoothing: float = 0.0
+
+    # The budget: L_ret <= epsilon, from start to end within epsilon_decay_steps (0: all steps).
+    epsilon_start: float = 1.0
+    epsilon_end: float = 0.1
+    epsilon_decay_steps: int = 0
+    # linear | cosine | exponential.
+    epsilon_decay: str = "linear"
+    # teacher: 1.0 is the teacher's own error (of hidden states: their spread) on that task | absolute: the loss itself.
+    epsilon_unit: str = "teacher"
+
+    # Take from the task gradient what points against the retention gradient, where their cosine is below the threshold.
+    use_grad_projection: bool = True
+    conflict_threshold: float = -0.1
+    # weighted: g_t + lambda g_r | equal: (g_t + g_r) / 2 | task_priority: g_t + min(lambda, 1) g_r.
+    projection_mode: str = "weighted"
+    # Bounds on each gradient before merging. Unset: the optimizer's grad_clip_norm.
+    task_max_norm: float | None = None
+    retention_max_norm: float | None = None
+
+    # er: frames of the old datasets that are kept, and how many join the batch for each new frame.
+    replay_frames: int = 1000
+    replay_ratio: float = 1.0
+    # l2sp, ewc: strength of the pull; ewc: frames of the old datasets that the Fisher information is measured on.
+    l2sp_alpha: float = 0.01
+    ewc_lambda: float = 100.0
+    ewc_samples: int = 256
+    # lwf: weight of the distillation.
+    lwf_lambda: float = 1.0
+    # merge: shares of the fine-tuned weights; one checkpoint each.
+    merge_alphas: str = "0.2,0.4,0.6,0.8"
+    # freeze: names or patterns of what is not trained, separated by commas; `readout` stands for the output layer.
+    freeze: str = ""
+
+    # Every so many steps, and at the end: drift of the actions and the state of each old task. 0: only at the end.
+    log_craft_metrics_freq: int = 100
+    # Anchors on which the drift of the actions is measured; 0: none.
+    probe_anchors: int = 32
+    save_lambda_history: bool = True
+
+    def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_numbers()
+        try:  # the parts check what is theirs
+            self.dual()
+            self.surgery(math.inf)
+            epsilon_schedule(
+                0,
+                1,
+                self.epsilon_start,
+                self.epsilon_end,
+                self.epsilon_decay_steps,
+                self.epsilon_decay,  # type: ignore[arg-type]
+            )
+        except ValueError as error:
+            raise CraftError(f"--craft: {error}") from error
+        if self.per_token and self.pooling is not None:
+            raise CraftError("--craft.per_token keeps every token, --craft.pooling does not: give one of the two")
+
+    def _check_choices(self) -> None:
+        if self.retention_mode in _RENAMED_MODES:
+            raise CraftError(f"--craft.retention_mode={self.retention_mode}: {_RENAMED_MODES[self.retention_mode]}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value is not None and value not in choices:
+                raise CraftError(f"--craft.{name} must be one of {', '.join(choices)}; got {value!r}")
+
+    def _check_numbers(self) -> None:
+        for name in _AT_LEAST_ONE:
+            if getattr(self, name) < 1:
+                raise CraftError(f"--craft.{name} must be at least 1; got {getattr(self, name)}")
+        for name in _AT_LEAST_ZERO:
+            if getattr(self, name) < 0:
+                raise CraftError(f"--craft.{name} must be 0 or more; got {getattr(self, name)}")
+        for name in _POSITIVE:
+            if not 0 < getattr(self, name) < math.inf:
+                raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
+
+    def dual(self) -> Dual:
+        """The multipliers' rule."""
+        return Dual(
+            rule=self.dual_rule,  # type: ignore[arg-type]  # checked there
+            initial_lambda=self.initial_lambda,
+            lambda_lr=self.lambda_lr,
+            lambda_min=self.lambda_min,
+            lambda_max=self.lambda_max,
+            fall_rate=self.lambda_fall_rate,
+            proportional_gain=self.lambda_gain,
+            smoothing=self.lambda_smoothing,
+        )
+
+    def surgery(self, grad_clip_norm: float) -> Surgery:
+        """How the two gradients are merged; `grad_clip_norm` bounds each unless told otherwise, and their sum."""
+        clip = grad_clip_norm if grad_clip_norm > 0 else math.inf  # lerobot: 0 clips nothing
+        return Surgery(
+            use_grad_projection=self.use_grad_projection,
+            conflict_threshold=self.conflict_threshold,
+            projection_mode=self.projection_mode,  # type: ignore[arg-type]  # checked there
+            task_max_norm=clip if self.task_max_norm is None else self.task_max_norm,
+            retention_max_norm=clip if self.retention_max_norm is None else self.retention_max_norm,
+            merged_max_norm=clip,
+        )
+
+    def epsilon(self, step: int, total_steps: int) -> float:
+        """The budget at a step, counted from 0."""
+        return epsilon_schedule(
+            step,
+            total_steps,
+            self.epsilon_start,
+            self.epsilon_end,
+            self.epsilon_decay_steps,
+            self.epsilon_decay,  # type: ignore[arg-type]  # checked there
+        )
+
+    @property
+    def names_an_origin(self) -> bool:
+        """Whether it says where anchors can be taken from."""
+        return bool(self.old_dataset.repo_id) or self.old_instructions is not None
+
+    def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
+        """The same wishes as flags of `craft cache build`."""
+        return BuildConfig(
+            output_dir=output_dir,
+            dataset=self.old_dataset,
+            new_dataset=new_dataset,
+            num_samples=self.num_anchors,
+            anchor_source=self.anchor_source,
+            old_instructions=self.old_instructions,
+            drawn_states=self.drawn_states,
+            state_jitter=self.state_jitter,
+            retention_mode=self.retention_mode,
+            hidden_layer=self.hidden_layer or "-2",
+            layers_to_save=self.layers_to_save,
+            pooling=self.pooling,
+            per_token=self.per_token,
+            top_k=self.top_k,
+            num_draws=self.num_draws,
+            seed=seed,
+        )

@@ -1,0 +1,144 @@
+"""The loop: lerobot's own update, with the method's gradient in it, and everything that is written down on the way."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+
+from lerobot_craft.core import NonFiniteGradientError
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.training.methods.method import Method
+from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
+from lerobot_craft.training.output.saving import save
+from lerobot_craft.training.records.recorder import Recorder
+from lerobot_craft.training.session import Session
+
+logger = logging.getLogger(__name__)
+
+_BATCH_NAMES = ("episode_index", "frame_index")
+_NAMES_SHOWN = 8
+
+
+class MethodAccelerator:
+    """What lerobot's update asks of accelerate; differentiating and clipping are the method's."""
+
+    def __init__(self, accelerator: Any, method: Method) -> None:
+        self._accelerator = accelerator
+        self.backward = method.backward
+        self.clip_grad_norm_ = method.clip
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+
+def run_steps(session: Session, recorder: Recorder) -> None:
+    """All steps that are left, with logs, evaluations and checkpoints where they are due."""
+    cfg, accelerator = session.cfg, session.accelerator
+    tracker = train_steps.make_tracker(cfg, session.data.dataset, accelerator, session.step)
+    batches = session.data.batches(_restore_rng(session))
+    session.policy.train()
+    bar = tqdm(total=cfg.steps, initial=session.step, desc="Training", unit="step", disable=not recorder.shows_bar)
+    with bar, _lines_above_the_bar():
+        while session.step < cfg.steps:
+            _take_step(session, batches, tracker)
+            session.step += 1
+            bar.update()
+            recorder.after_step(session, tracker, bar)
+            _evaluate_held_out(session, recorder)
+            if train_steps.should_save(session.step, cfg):
+                save(session, recorder)
+            _evaluate_in_env(session, recorder)
+
+
+@contextmanager
+def _lines_above_the_bar() -> Iterator[None]:
+    """Log lines do not break the progress bar. tqdm's handler forgets the level of the one that it stands in for."""
+    root = logging.getLogger()
+    before = list(root.handlers)
+    level = max((handler.level for handler in before if type(handler) is logging.StreamHandler), default=logging.INFO)
+    with logging_redirect_tqdm():
+        for handler in root.handlers:
+            if handler not in before:
+                handler.setLevel(level)
+        yield
+
+
+def _restore_rng(session: Session) -> Any | None:
+    if not session.cfg.resume:
+        return None
+    return lambda: train_steps.restore_rng(session.cfg.checkpoint_path)
+
+
+def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
+    began = time.perf_counter()
+    enabled, method = session.craft.enabled, session.method
+    raw = next(batches)
+    batch = session.to_batch(method.extend(raw, session.step) if enabled else raw)
+    tracker.dataloading_s = time.perf_counter() - began
+    grad_clip_norm = session.cfg.optimizer.grad_clip_norm
+    try:
+        train_steps.update(
+            tracker,
+            session.policy,
+            batch,
+            session.optimizer,
+            # Nothing is clipped at 0; lerobot then does not ask the accelerator, and nobody would see a NaN.
+            grad_clip_norm=float("inf") if enabled and grad_clip_norm <= 0 else grad_clip_norm,
+            accelerator=MethodAccelerator(session.accelerator, method) if enabled else session.accelerator,
+            lr_scheduler=session.scheduler,
+            sample_weighter=session.weighter,
+        )
+    except NonFiniteGradientError as error:
+        raise CraftError(_not_finite(session, raw, error)) from error
+    if enabled:
+        method.advance()
+
+
+def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> str:
+    if error.which == "task":
+        rows = [raw[name].tolist() for name in _BATCH_NAMES if isinstance(raw.get(name), Tensor)]
+        frames = [f"episode {episode} frame {frame}" for episode, frame in zip(*rows, strict=True)] if rows else []
+        more = f" and {len(frames) - _NAMES_SHOWN} more" if len(frames) > _NAMES_SHOWN else ""
+        batch = f"the batch of {session.cfg.dataset.repo_id}: {', '.join(frames[:_NAMES_SHOWN])}{more}"
+    else:
+        batch = f"the anchors of anchor step {session.step // session.method.context.config.retention_freq + 1}"
+    saved = last_checkpoint(session.cfg.output_dir)
+    kept = (
+        f"the last good checkpoint is {saved}; go on from it with `{resume_command(saved)}`"
+        if saved
+        else ("no checkpoint had been written yet")
+    )
+    return (
+        f"at step {session.step + 1} the {error.which} gradient is not finite (NaN or infinity), so this step was not "
+        f"taken. It came from {batch}. Look at these frames; if they are sound, lower the learning rate. Nothing was "
+        f"overwritten: {kept}"
+    )
+
+
+def _evaluate_held_out(session: Session, recorder: Recorder) -> None:
+    cfg = session.cfg
+    if session.data.held_out is None or cfg.eval_steps <= 0 or session.step % cfg.eval_steps:
+        return
+    with recorder.undisturbed():
+        loss = train_steps.held_out_loss(session.policy, session.data, session.to_batch, session.accelerator)
+    recorder.held_out(session.step, loss)
+
+
+def _evaluate_in_env(session: Session, recorder: Recorder) -> None:
+    cfg = session.cfg
+    if not cfg.env or cfg.env_eval_freq <= 0 or session.step % cfg.env_eval_freq:
+        return
+    if session.accelerator.is_main_process:
+        logger.info("Eval policy at step %d", session.step)
+        with recorder.undisturbed():
+            found = train_steps.evaluate_in_env(
+                cfg, session.policy, session.processors, session.accelerator, session.step
+            )
+        recorder.env(session.step, found)
+    session.accelerator.wait_for_everyone()

@@ -1,0 +1,179 @@
+"""CRaFT itself: fine-tuning under the constraint that the student's values on the anchors stay within a budget."""
+
+import functools
+import time
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lerobot_craft.anchors.loader import AnchorBatch
+from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.retained import PER_TOKEN
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.core import AnchorDrift, Multipliers, RetentionStep, StepReport
+from lerobot_craft.errors import CraftError
+from lerobot_craft.policies import adapter_for, mode, unwrapped
+from lerobot_craft.training.anchoring.asking import policy_inputs
+from lerobot_craft.training.anchoring.checks import StartReport, check_start
+from lerobot_craft.training.anchoring.source import Anchors, open_anchors
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.methods.freeze import freeze_readout
+from lerobot_craft.training.methods.method import Context, Cost, Method
+
+
+class Constrained(Method):
+    """min L_task subject to L_ret <= eps, by gradient surgery and multipliers: docs/method.md."""
+
+    name: ClassVar[str] = "craft"
+    has_multipliers: ClassVar[bool] = True
+    anchors: Anchors
+    start_report: StartReport
+    _step: RetentionStep
+    _report: StepReport
+    _retention_s: float | None = None
+
+    def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
+        """The readout, where hidden states are retained token by token: their loss does not hold it."""
+        if _keeps_every_token(config) if config.freeze_readout is None else config.freeze_readout:
+            freeze_readout(policy, adapter_for(policy_config))
+
+    def start(self, context: Context) -> None:
+        """Open or build the anchors, check that the student is the teacher and that it can be held."""
+        super().start(context)
+        config = context.config
+        if config.normalization != "keep":
+            raise CraftError(
+                f"--craft.normalization={config.normalization} changes what the student sees and does before the first "
+                f"step, so it would not be the teacher that --craft.method={config.method} holds it to: use keep"
+            )
+        self._adapter = adapter_for(context.teacher.config)
+        self.anchors = open_anchors(context)
+        retained = self.anchors.retained
+        self.loss_type = config.loss_type or retained.loss_types(self._adapter)[0]
+        self.start_report = check_start(context, self.anchors, self.loss_type)
+        several = len(retained.layers) > 1
+        relative = several if config.relative is None else config.relative
+        self._layer_scales = self.anchors.layer_scales(self.loss_type) if relative else None
+        per_task = config.lambda_per_task
+        self._tasks = tuple(self.anchors.tasks) if per_task else ("all",)
+        self._step = RetentionStep(
+            context.trained,
+            context.optimizer,
+            Multipliers(config.dual(), self._tasks),
+            surgery=config.surgery(context.train.optimizer.grad_clip_norm),
+            epsilon=functools.partial(config.epsilon, total_steps=context.train.steps),
+            units=self._units(),
+            retention_freq=config.retention_freq,
+            backward=context.accelerator.backward,
+        )
+        self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
+
+    def _units(self) -> list[float] | None:
+        if self.context.config.epsilon_unit == "absolute":
+            return None
+        units = self.anchors.units(self.loss_type)
+        if self._layer_scales is not None:  # the drift is relative already, and its spread is 1 by its definition
+            return [1.0] * len(self._tasks)
+        return units if self.context.config.lambda_per_task else [sum(units) / len(units)]
+
+    def backward(self, loss: Tensor) -> None:
+        """Task backward, then on every K-th step the anchors' backward and the merge of both."""
+        began: list[float] = []
+
+        def drift() -> AnchorDrift:
+            if self.context.accelerator.device.type == "cuda":
+                torch.cuda.synchronize()  # or the task's backward would be counted as the anchors'
+            began.append(time.perf_counter())
+            return self._drift()
+
+        self._report = self._step.backward(lambda: loss, drift)
+        self._retention_s = time.perf_counter() - began[0] if began else None
+        if self._report.anchor is not None:
+            self._gradient_bytes = self._report.anchor.retention_bytes
+
+    def _drift(self) -> AnchorDrift:
+        context = self.context
+        anchors = self.batch(self._step.step // context.config.retention_freq)
+        batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
+        policy = unwrapped(context.policy)
+        with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
+            per_sample = student_drift(
+                self._adapter,
+                policy,
+                batch,
+                anchors.columns,
+                self.anchors.retained,
+                self.loss_type,
+                draw=anchors.draw,
+                layer_scales=self._layer_scales,
+            )
+        return AnchorDrift(per_sample, anchors.instruction if context.config.lambda_per_task else None)
+
+    def batch(self, anchor_step: int) -> AnchorBatch:
+        """The anchors of the n-th anchor step, counted from 0: this rank's part."""
+        accelerator = self.context.accelerator
+        return self.anchors.batch(
+            anchor_step, self.context.config.anchor_batch_size, accelerator.process_index, accelerator.num_processes
+        )
+
+    def clip(self, parameters: Any, max_norm: float) -> Tensor:
+        """Norm of the merged gradient; merging has bounded it already."""
+        return torch.tensor(self._report.merged_norm)
+
+    def advance(self) -> None:
+        """Move the multipliers."""
+        self._step.advance(self._report)
+
+    def metrics(self) -> dict[str, Any]:
+        """Of the last step; on steps between anchors only the task's norm."""
+        values: dict[str, Any] = {"mode": self.anchors.retained.mode, "task_norm": self._report.task_norm}
+        anchor = self._report.anchor
+        if anchor is None:
+            return values
+        values |= {
+            "retention_loss": anchor.retention_loss,
+            "lambda": sum(anchor.lambdas) / len(anchor.lambdas),
+            "epsilon": anchor.epsilon,
+            "conflict": anchor.conflict,
+            "dot": anchor.dot,
+            "cos": anchor.cos,
+            "retention_norm": anchor.retention_norm,
+            "merged_norm": self._report.merged_norm,
+        }
+        if self._retention_s is not None:
+            values["retention_s"] = self._retention_s
+        if not self.context.config.lambda_per_task:
+            return values
+        for task, loss, multiplier in zip(self._tasks, anchor.group_losses, anchor.lambdas, strict=True):
+            values[f"lambda/{task}"] = multiplier
+            if loss is not None:
+                values[f"retention_loss/{task}"] = loss
+        return values
+
+    def costs(self) -> list[Cost]:
+        """One more gradient (as large as it was found to be, before that at most), and what the anchors hold."""
+        return [Cost("retention gradient", self._gradient_bytes), *self.anchors.costs()]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Step, multipliers, and which anchors they belong to."""
+        return {"retention": self._step.state_dict(), "anchors": self.anchors.identity()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Refuse other anchors than those of the saved run."""
+        if state.get("anchors") != self.anchors.identity():
+            raise CraftError(
+                "the anchors are not those that the saved run was trained with: give its cache as "
+                "--craft.anchor_cache_dir, or start a new run"
+            )
+        self._step.load_state_dict(state.get("retention", {}))
+
+
+def _keeps_every_token(config: CraftConfig) -> bool:
+    """As the flags say, or the cache that they name."""
+    if config.retention_mode != "hidden":
+        return False
+    directory = config.anchor_cache_dir
+    if config.per_token or directory is None or not (directory / MANIFEST_FILE).exists():
+        return config.per_token
+    return bool(Manifest.load(directory).values.get("pooling") == PER_TOKEN)

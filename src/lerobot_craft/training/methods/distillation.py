@@ -1,0 +1,43 @@
+"""Learning without forgetting: the student's outputs on the NEW data and instruction stay near the teacher's.
+
+Li and Hoiem, 2016 (arXiv:1606.09282). No old frame is needed; what the new frames do not show is not held, and what
+they do show is held to what the teacher would have done there, which is not the new task.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.training.methods.constrained import Constrained
+from lerobot_craft.training.methods.method import Context
+
+
+class LearningWithoutForgetting(Constrained):
+    """The constraint's machinery with anchors from the new data, a fixed weight, and plain addition of gradients."""
+
+    name: ClassVar[str] = "lwf"
+
+    def start(self, context: Context) -> None:
+        """Let the teacher label frames of the new data, once."""
+        config, new = context.config, context.train.dataset
+        fixed = dataclasses.replace(
+            config,
+            retention_mode="action",
+            anchor_source="dataset",
+            anchor_cache_dir=None,  # one that was given holds other anchors
+            old_dataset=DatasetFlags(new.repo_id, str(new.root or ""), new.revision),
+            old_instructions=None,
+            retention_freq=1,
+            lambda_per_task=False,
+            initial_lambda=config.lwf_lambda,
+            lambda_max=max(config.lwf_lambda, config.lambda_max),
+            lambda_min=min(config.lwf_lambda, config.lambda_min),
+            lambda_lr=0.0,
+            use_grad_projection=False,
+            projection_mode="weighted",
+            per_token=False,
+            pooling=None,
+            hidden_layer=None,
+            layers_to_save=None,
+        )
+        super().start(dataclasses.replace(context, config=fixed))

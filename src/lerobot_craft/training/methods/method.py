@@ -1,0 +1,119 @@
+"""What a method may change of plain fine-tuning, and plain fine-tuning itself."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lerobot_craft.core import NonFiniteGradientError
+from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.training.config import CraftConfig
+
+
+class Cost(NamedTuple):
+    """Memory that a method holds beyond plain fine-tuning."""
+
+    what: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method works with, made once the policy, its processors and the new data are there.
+
+    Attributes:
+        config: `--craft.*`.
+        train: lerobot's `TrainPipelineConfig`.
+        policy: The student as it is trained, PEFT included, before accelerate wraps it.
+        teacher: The policy before fine-tuning. In a fresh run its `policy` is the student itself at step 0, and its
+            processors are those of training; in a resumed run its `policy` holds the resumed weights.
+        teacher_path: The checkpoint directory that fine-tuning started from, also in a resumed run.
+        optimizer: lerobot's, before accelerate wraps it.
+        accelerator: accelerate's, for device, ranks and backward.
+        resumed: Whether this run goes on from a checkpoint.
+    """
+
+    config: CraftConfig
+    train: Any
+    policy: nn.Module
+    teacher: Teacher
+    teacher_path: str
+    optimizer: Any
+    accelerator: Any
+    resumed: bool = False
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return int(self.train.seed or 0)
+
+    @property
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters that the optimizer moves."""
+        return [parameter for parameter in self.policy.parameters() if parameter.requires_grad]
+
+
+class Method:
+    """Plain fine-tuning. A method overrides what it changes.
+
+    In this order: `freeze` (before the optimizer exists), `start` (before the first step), then for each step `extend`,
+    `backward`, `clip` and, after the optimizer, `advance`; at the end `finish`.
+    """
+
+    name: ClassVar[str] = "naive"
+    has_multipliers: ClassVar[bool] = False
+    """Whether it holds a budget, so that there is a history of multipliers to keep."""
+    context: Context
+
+    def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
+        """Set `requires_grad` of what is not to be trained to False."""
+
+    def start(self, context: Context) -> None:
+        """Open anchors, copy weights, check what must hold. A `CraftError` here stops before the first step."""
+        self.context = context
+
+    def extend(self, raw: RawBatch, step: int) -> RawBatch:
+        """The batch of a step (counted from 0), before the preprocessor."""
+        return raw
+
+    def backward(self, loss: Tensor) -> None:
+        """Leave the gradient of the step in `.grad`."""
+        self.context.accelerator.backward(loss)
+
+    def clip(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+        """Bound the gradient and return its norm before that; refuse one that is not finite.
+
+        Not under float16, where the scaler tries a scale until gradients overflow, and then leaves the step out.
+        """
+        if max_norm > 0:
+            norm: Tensor = self.context.accelerator.clip_grad_norm_(parameters, max_norm)
+        else:
+            norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf)
+        if self.context.accelerator.scaler is None and not math.isfinite(norm.item()):
+            raise NonFiniteGradientError("task")
+        return norm
+
+    def advance(self) -> None:
+        """After the optimizer's step."""
+
+    def metrics(self) -> dict[str, Any]:
+        """What the last step measured, by the keys of docs/metrics.md."""
+        return {}
+
+    def costs(self) -> list[Cost]:
+        """Memory beyond plain fine-tuning, known after `start`."""
+        return []
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be saved to go on, as JSON values."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken; called after `start`."""
+
+    def finish(self, save_policy: Any) -> None:
+        """After the last step, on the main process; `save_policy(directory)` writes a whole policy checkpoint there."""

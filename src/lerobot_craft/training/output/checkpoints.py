@@ -1,0 +1,247 @@
+"""Checkpoint directories that are whole or absent, the link to the newest one, and CRaFT's own state in them."""
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from lerobot_craft.anchors.files import plain_errors, read_bytes, sync_directory, temporary_path, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.errors import CraftError
+
+# lerobot's own names; its tools look for them.
+CHECKPOINTS = "checkpoints"
+LAST = "last"
+TRAIN_CONFIG = Path("pretrained_model") / "train_config.json"
+TRAINING_STEP = Path("training_state") / "training_step.json"
+
+CRAFT_STATE = Path("training_state") / "craft_state.json"
+_SCHEMA = 1
+
+_STEP = re.compile(r"\d+")
+_LEFTOVER = re.compile(r"\.(\d+)\.(tmp|old)")
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how safetensors quotes the system's errno
+# What a person can mend. Any other OSError (a library's network errors are some) is a fault and keeps its traceback.
+_REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space in your quota",
+    errno.EFBIG: "raise `ulimit -f` or choose a filesystem that takes large files",
+    errno.EROFS: "make the filesystem writable again",
+    errno.EACCES: "see `ls -ld` of that directory",
+    errno.EPERM: "see `ls -ld` of that directory",
+    errno.EIO: "look at `dmesg`: the disk may be failing",
+}
+
+
+@contextmanager
+def whole_or_not_at_all(checkpoint_dir: Path) -> Iterator[Path]:
+    """A temporary directory to write a checkpoint into, which becomes `checkpoint_dir` once the block has succeeded.
+
+    Everything is on the disk before the name changes, so a kill or a power failure leaves the former checkpoint of that
+    name (or none) or the new one, and at most leftovers that `clear_leftovers` knows. On an error the temporary
+    directory is removed.
+
+    Raises:
+        CraftError: The disk is full, or failed in another way that a person can mend.
+    """
+    temporary = temporary_path(checkpoint_dir)
+    try:
+        checkpoint_dir.parent.mkdir(parents=True, exist_ok=True)
+        _settle(checkpoint_dir)
+        temporary.mkdir()
+        yield temporary
+        _sync_tree(temporary)
+        _put_in_place(temporary, checkpoint_dir)
+    except BaseException as error:
+        with suppress(OSError):  # the error that came first is the one to report
+            _settle(checkpoint_dir)
+        if (number := _disk_error(error)) is not None:
+            raise CraftError(_not_saved(checkpoint_dir, number)) from error
+        raise
+
+
+def point_last_at(checkpoint_dir: Path) -> None:
+    """Makes `checkpoints/last` a relative link to `checkpoint_dir`: lerobot's own link, but never absent."""
+    last = checkpoint_dir.with_name(LAST)
+    temporary = temporary_path(last)
+    with plain_errors(last):
+        temporary.unlink(missing_ok=True)  # of a killed run
+        temporary.symlink_to(checkpoint_dir.name)
+        temporary.replace(last)
+        sync_directory(last.parent)
+
+
+def last_checkpoint(output_dir: Path) -> Path | None:
+    """The checkpoint with the highest step that training can go on from, or None."""
+    directory = output_dir / CHECKPOINTS
+    if not directory.is_dir():
+        return None
+    with plain_errors(directory):
+        steps = [path for path in directory.iterdir() if _STEP.fullmatch(path.name)]
+    return max(filter(_is_whole, steps), key=lambda path: int(path.name), default=None)
+
+
+def clear_leftovers(output_dir: Path) -> list[Path]:
+    """Removes what a killed save left, puts back a checkpoint that was being replaced, and returns what it found.
+
+    Only for whoever holds the run's lock: a save that is going on looks the same.
+    """
+    directory = output_dir / CHECKPOINTS
+    if not directory.is_dir():
+        return []
+    with plain_errors(directory):
+        found = sorted(path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name))
+        for name in sorted({path.name[1:].rpartition(".")[0] for path in found}):
+            _settle(directory / name)
+        link = temporary_path(directory / LAST)
+        if link.is_symlink():
+            link.unlink()
+            found.append(link)
+    return found
+
+
+def resume_command(checkpoint_dir: Path) -> str:
+    """The line that goes on from a checkpoint, ready for a shell."""
+    return shlex.join(["craft", "train", f"--config_path={checkpoint_dir / TRAIN_CONFIG}", "--resume=true"])
+
+
+@dataclass(frozen=True)
+class _StateFile:
+    """Content of `craft_state.json`; the digest is that of the canonical JSON of `state`."""
+
+    schema: int
+    sha256: str
+    state: dict[str, Any]
+
+
+def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
+    """Writes what CRaFT needs to go on (JSON values; every number survives exactly) into a checkpoint."""
+    path = checkpoint_dir / CRAFT_STATE
+    with plain_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state), state)))
+
+
+def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
+    """What `save_craft_state` was given; a checkpoint without it, or with a damaged one, is refused."""
+    path = checkpoint_dir / CRAFT_STATE
+    if not path.exists():
+        raise CraftError(
+            f"{checkpoint_dir} was not saved by `craft train` with CRaFT enabled, so CRaFT cannot be resumed from it: "
+            f"fine-tune from it in a new run, with --policy.path={checkpoint_dir / TRAIN_CONFIG.parent}"
+        )
+    try:
+        content = parse_object(read_bytes(path))
+        schema = content.get("schema")
+        if type(schema) is int and schema != _SCHEMA:
+            raise CraftError(
+                f"{path} has schema {schema}, and this version of craft reads {_SCHEMA}: resume with the version that "
+                "saved it"
+            )
+        file = decode(_StateFile, content)
+        if file.sha256 != _digest(file.state):
+            raise StrictJSONError("sha256: not that of the state")
+    except StrictJSONError as error:
+        raise CraftError(f"{path} is damaged ({error}): resume from another checkpoint of this run") from error
+    return file.state
+
+
+def _digest(state: dict[str, Any]) -> str:
+    return hashlib.sha256(to_json(state)).hexdigest()
+
+
+def _is_whole(checkpoint_dir: Path) -> bool:
+    # A name without a dot is given to whole ones only; this leaves out what a killed lerobot-train, or a person, left.
+    return all((checkpoint_dir / part).is_file() for part in (TRAIN_CONFIG, TRAINING_STEP))
+
+
+def _aside(checkpoint_dir: Path) -> Path:
+    """Where a checkpoint waits while its successor takes its name."""
+    return checkpoint_dir.with_name(f".{checkpoint_dir.name}.old")
+
+
+def _put_in_place(temporary: Path, checkpoint_dir: Path) -> None:
+    if checkpoint_dir.exists() and _exchange(temporary, checkpoint_dir):
+        sync_directory(checkpoint_dir.parent)  # before the old one goes: its name must not come back without content
+    else:
+        if checkpoint_dir.exists():
+            checkpoint_dir.rename(_aside(checkpoint_dir))
+        temporary.rename(checkpoint_dir)
+        sync_directory(checkpoint_dir.parent)
+    _settle(checkpoint_dir)
+
+
+def _settle(checkpoint_dir: Path) -> None:
+    """Leaves of a save, wherever it stopped, the checkpoint under its name and nothing else."""
+    temporary, aside = temporary_path(checkpoint_dir), _aside(checkpoint_dir)
+    if aside.exists() and not checkpoint_dir.exists():
+        aside.rename(checkpoint_dir)
+    _remove(temporary)
+    if aside.exists():
+        # Renamed first: a half removed directory must never be taken for one that waits to be put back.
+        aside.rename(temporary)
+        _remove(temporary)
+
+
+def _remove(directory: Path) -> None:
+    if directory.is_symlink():
+        directory.unlink()
+    else:
+        # What cannot be removed now (another machine may have it open) must not fail a save; it goes with the next.
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swaps two names in one step, and says whether it could: Linux can, on most local filesystems."""
+    if not sys.platform.startswith("linux"):
+        return False
+    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
+    if renameat2 is None:
+        return False
+    at_fdcwd, rename_exchange = -100, 2
+    done: int = renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange)
+    return done == 0
+
+
+def _sync_tree(directory: Path) -> None:
+    """Puts the files and names of a directory onto the disk."""
+    for folder, _, files in directory.walk(top_down=False):
+        for name in files:
+            with (folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+        sync_directory(folder)
+
+
+def _disk_error(error: BaseException) -> int | None:
+    """The errno of what a person can mend, whoever raised it; None for any other error."""
+    if isinstance(error, CraftError) and error.__cause__ is not None:
+        error = error.__cause__
+    number: int | None = None
+    if isinstance(error, OSError):
+        number = error.errno
+    elif isinstance(error, SafetensorError) and (match := _OS_ERROR.search(str(error))):
+        number = int(match[1])
+    return number if number in _REMEDIES else None
+
+
+def _not_saved(checkpoint_dir: Path, number: int) -> str:
+    existing = next(parent for parent in checkpoint_dir.parents if parent.exists())
+    free = shutil.disk_usage(existing).free / 1e9
+    # The run is two levels up, or three: a merged policy is in OUTPUT_DIR/merged/alpha_0.20/pretrained_model.
+    last = next(filter(None, map(last_checkpoint, checkpoint_dir.parents[1:3])), None)
+    if last is None:
+        way_on = f"There is no earlier one. To start again, {_REMEDIES[number]} and give another --output_dir."
+    else:
+        way_on = f"The last whole one is {last}. To go on from it, {_REMEDIES[number]} and run\n{resume_command(last)}"
+    return f"{checkpoint_dir} could not be saved ({os.strerror(number)}; {free:.2f} GB are free there). {way_on}"

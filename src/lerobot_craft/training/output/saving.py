@@ -1,0 +1,59 @@
+"""A checkpoint of lerobot's own form, with CRaFT's settings and state beside it; whole or not at all."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.training import checkpoint_directory
+from lerobot_craft.training.output.checkpoints import point_last_at, save_craft_state, whole_or_not_at_all
+from lerobot_craft.training.session import Session
+from lerobot_craft.training.settings import save_craft_config
+
+if TYPE_CHECKING:
+    from lerobot_craft.training.records.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+_PRETRAINED = "pretrained_model"
+
+
+def save(session: Session, recorder: "Recorder") -> None:
+    """Write the checkpoint of the present step; all ranks call this, the main one writes."""
+    if session.accelerator.is_main_process:
+        # First, so that no row of a step that the checkpoint has passed can be lost.
+        recorder.flush()
+        directory = checkpoint_directory(session.cfg, session.step)
+        logger.info("Checkpoint policy after step %d", session.step)
+        with whole_or_not_at_all(directory) as partial:
+            _write(session, partial)
+        point_last_at(directory)
+        if session.cfg.save_checkpoint_to_hub:
+            train_steps.push_checkpoint(directory, session.cfg)
+        recorder.checkpoint(directory)
+    session.accelerator.wait_for_everyone()
+
+
+def _write(session: Session, directory: Path) -> None:
+    train_steps.write_checkpoint(
+        directory,
+        session.step,
+        session.cfg,
+        session.student,
+        session.optimizer,
+        session.scheduler,
+        session.processors,
+        session.accelerator.num_processes,
+    )
+    if session.origin is None:
+        return
+    save_craft_config(session.craft, directory / _PRETRAINED)
+    state = {"origin": session.origin.to_json(), "method": session.method.state_dict()}
+    save_craft_state(directory, state)
+
+
+def save_policy(session: Session, directory: Path) -> None:
+    """A policy alone, as `lerobot-eval --policy.path` reads it, into `directory`."""
+    with whole_or_not_at_all(directory) as partial:
+        train_steps.write_policy(partial, session.cfg, session.student, session.processors)
+        save_craft_config(session.craft, partial)

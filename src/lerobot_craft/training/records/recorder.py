@@ -1,0 +1,224 @@
+"""What is written down of a run: lines, the bar, metrics.jsonl, lambda_history.csv, wandb, and the end."""
+
+import contextlib
+import dataclasses
+import logging
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.training.anchoring.probe import ActionProbe
+from lerobot_craft.training.records import lines, summary
+from lerobot_craft.training.records.journal import Journal, read_history, read_metrics
+from lerobot_craft.training.session import Session
+from lerobot_craft.training.settings import as_json
+
+logger = logging.getLogger(__name__)
+
+# lerobot's meters that a logged step repeats.
+_METERS = ("loss", "grad_norm", "lr", "update_s", "dataloading_s", "samples_per_s", "gpu_mem_gb")
+
+
+class Recorder:
+    """Of one run. All ranks have one, because some of what is logged is measured by all; the main one writes.
+
+    Without CRaFT it logs what lerobot-train logs, and writes no file of its own.
+
+    Args:
+        session: The run.
+        probe: Measures the drift of the actions; None where nothing is known to measure it on.
+    """
+
+    def __init__(self, session: Session, probe: ActionProbe | None = None) -> None:
+        enabled = session.craft.enabled
+        # A method may have settled what the flags left open.
+        self._craft = session.method.context.config if enabled else session.craft
+        self._main = session.accelerator.is_main_process
+        self._probe = probe
+        self._seen: dict[str, Any] = {}  # of the latest anchor step since the last line
+        self._steps = self._anchor_steps = 0
+        self._update_s = self._retention_s = 0.0
+        self.tasks: tuple[str, ...] = tuple(getattr(getattr(session.method, "anchors", None), "tasks", ()))
+        self._keeps_history = self._craft.save_lambda_history and session.method.has_multipliers
+        self._wandb = self._journal = None
+        if self._main:
+            self._wandb = train_steps.make_wandb(session.cfg, as_json(session.craft) if enabled else None)
+            self._journal = self._open_journal(session) if enabled else None
+        self.checkpoint_dir: Path | None = None
+
+    def _open_journal(self, session: Session) -> Journal:
+        return Journal(
+            session.cfg.output_dir,
+            history=self._keeps_history,
+            tasks=self.tasks if self._craft.lambda_per_task else (),
+            resume_step=session.step if session.cfg.resume else None,
+        )
+
+    @property
+    def shows_bar(self) -> bool:
+        """Whether this process draws a progress bar."""
+        return self._main and train_steps.bar_is_welcome()
+
+    def undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        """Around what a resumed run may not do again: the steps after it are the same with and without it.
+
+        lerobot-train lets evaluations draw from the generators of training, and without CRaFT it stays so.
+        """
+        return train_steps.undisturbed_rng() if self._craft.enabled else contextlib.nullcontext()
+
+    def after_step(self, session: Session, tracker: Any, bar: "tqdm[Any]") -> None:
+        """Count the step, and log it if that is due."""
+        tracker.step()
+        step, cfg = session.step, session.cfg
+        detailed = self._craft.enabled and (step == cfg.steps or _every(self._craft.log_craft_metrics_freq, step))
+        due = detailed or _every(cfg.log_freq, step)
+        if self._craft.enabled:
+            self._note(session, tracker, detailed)
+        if not due:
+            return
+        tracker.reduce_across_ranks()
+        if self._main:
+            self._rate(session, tracker)
+            if self._craft.enabled:
+                self._log(session, tracker, bar, detailed)
+            else:
+                logger.info(tracker)
+                self._to_wandb(tracker.to_dict(), step)
+        tracker.reset_averages()
+
+    def _note(self, session: Session, tracker: Any, detailed: bool) -> None:
+        """What the method measured at this step; a line shows the latest anchor step since the line before."""
+        found = session.method.metrics()
+        self._steps += 1
+        self._update_s += tracker.update_s.val
+        self._retention_s += found.get("retention_s", 0.0)
+        is_anchor_step = "retention_loss" in found
+        if detailed:
+            found |= self._measure_actions(session)
+        if is_anchor_step:
+            self._anchor_steps += 1
+            if self._journal is not None:
+                self._journal.anchor_step({"step": session.step, **found})
+        elif "retention_loss" in self._seen:
+            found = {name: value for name, value in found.items() if name.startswith("action_drift")}
+        self._seen |= found
+
+    def _measure_actions(self, session: Session) -> dict[str, Any]:
+        if self._probe is None:
+            return {}
+        drift = self._probe.measure(session.student)
+        return {"action_drift": drift.mean} | {f"action_drift/{task}": value for task, value in drift.per_task.items()}
+
+    def _log(self, session: Session, tracker: Any, bar: "tqdm[Any]", detailed: bool) -> None:
+        step = session.step
+        meters = {name: value for name, value in tracker.to_dict().items() if name in _METERS}
+        values: dict[str, Any] = {"step": step, **meters, "method": self._craft.method, **self._seen}
+        self._seen = {}
+        if lost := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
+            logger.warning("not finite at step %d: %s", step, ", ".join(lost))
+            values = {name: value for name, value in values.items() if name not in lost}
+        logger.info(lines.step_line(step, session.cfg.steps, values))
+        if detailed:
+            for line in lines.task_lines(values, self.tasks):
+                logger.info(line)
+        bar.set_postfix_str(lines.bar_text(values))
+        if self._journal is not None:
+            self._journal.log(values)
+        self._to_wandb(tracker.to_dict() | {f"craft/{k}": v for k, v in values.items() if k not in _METERS}, step)
+
+    def _rate(self, session: Session, tracker: Any) -> None:
+        seconds = tracker.update_s.avg + tracker.dataloading_s.avg
+        if seconds > 0:
+            tracker.samples_per_s = session.cfg.batch_size * session.accelerator.num_processes / seconds
+
+    def _to_wandb(self, values: dict[str, Any], step: int, mode: str = "train") -> None:
+        if self._wandb is not None:
+            self._wandb.log_dict(values, step, mode=mode)
+
+    def held_out(self, step: int, loss: float) -> None:
+        """The loss on held-out episodes."""
+        if self._main:
+            logger.info("step %d: eval_loss=%.4f", step, loss)
+            self._to_wandb({"eval_loss": loss}, step, mode="eval")
+
+    def env(self, step: int, found: Any) -> None:
+        """What rollouts in the environment found."""
+        for suite, result in found.items():
+            logger.info("Suite %s aggregated: %s", suite, result)
+        overall = found["overall"]
+        scores = {name: overall[name] for name in ("avg_sum_reward", "pc_success", "eval_s") if name in overall}
+        self._to_wandb(scores, step, mode="eval")
+        if self._wandb is not None and overall.get("video_paths"):
+            self._wandb.log_video(overall["video_paths"][0], step, mode="eval")
+
+    def flush(self) -> None:
+        """Make all lines durable."""
+        if self._journal is not None:
+            self._journal.flush()
+
+    def checkpoint(self, directory: Path) -> None:
+        """A checkpoint was written."""
+        self.checkpoint_dir = directory
+        if self._wandb is not None:
+            self._wandb.log_policy(directory)
+
+    def announce(self, session: Session) -> None:
+        """The banner, before the first step."""
+        if not self._main or not self._craft.enabled:
+            return
+        anchors = getattr(session.method, "anchors", None)
+        text = lines.banner(
+            self._craft,
+            anchors=None if anchors is None else anchors.num_anchors,
+            tasks=self.tasks,
+            cache_dir=None if anchors is None else anchors.directory,
+            costs=session.method.costs(),
+        )
+        for line in text.splitlines():
+            logger.info(line)
+
+    def conclude(self, session: Session) -> None:
+        """The summary, after the last step."""
+        if self._journal is None:
+            return
+        self._journal.flush()
+        cfg, craft = session.cfg, self._craft
+        text = summary.summary(
+            config=craft,
+            step=session.step,
+            epsilon=craft.epsilon(session.step - 1, cfg.steps) if session.method.has_multipliers else None,
+            retained=self._outcomes(cfg.output_dir),
+            timing=summary.Timing(
+                self._steps, self._anchor_steps, self._update_s - self._retention_s, self._retention_s
+            ),
+            costs=session.method.costs(),
+            checkpoint=self.checkpoint_dir,
+            eval_flags=train_steps.eval_flags(cfg),
+        )
+        for line in text.splitlines():
+            logger.info(line)
+        sys.stderr.flush()
+
+    def close(self) -> None:
+        """Make all lines durable and close the files, however the run ended."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _outcomes(self, output_dir: Path) -> list[summary.Outcome]:
+        """Drift of the actions from the logged steps; what is retained from every anchor step, where all are kept."""
+        found = summary.outcomes(read_metrics(output_dir), self.tasks)
+        if not self._keeps_history:
+            return found
+        visited = summary.outcomes(read_history(output_dir), self.tasks)
+        return [
+            dataclasses.replace(outcome, drift=of_history.drift, visits=of_history.visits)
+            for outcome, of_history in zip(found, visited, strict=True)
+        ]
+
+
+def _every(frequency: int, step: int) -> bool:
+    return frequency > 0 and step % frequency == 0

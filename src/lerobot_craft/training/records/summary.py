@@ -1,0 +1,165 @@
+"""The end of a run: what was retained, what it cost, where the checkpoint is and how to run it."""
+
+import json
+import shlex
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.methods.method import Cost
+from lerobot_craft.training.records.lines import (
+    OVER_BUDGET,
+    against,
+    aligned,
+    budget_unit,
+    cost_lines,
+    count,
+    is_over,
+    number,
+)
+
+# A batch holds few anchors of one task: the mean over some visits says more than the last one.
+_LAST_VISITS = 10
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the seconds of the steps went, as this process measured them.
+
+    Attributes:
+        steps: Steps that were measured.
+        anchor_steps: Those of them that visited anchors.
+        plain_s: Seconds of all of them without the method's own part.
+        extra_s: Seconds of the method's own part.
+    """
+
+    steps: int
+    anchor_steps: int
+    plain_s: float
+    extra_s: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one old task, or all of them together, came through.
+
+    Attributes:
+        task: Its instruction; None for all together.
+        drift: Mean of its retention loss over the last `visits` anchor steps that measured it, in the budget's unit.
+        visits: How many those were.
+        first_action_drift: The first drift of the actions that was measured.
+        last_action_drift: The last one.
+    """
+
+    task: str | None
+    drift: float | None = None
+    visits: int = 0
+    first_action_drift: float | None = None
+    last_action_drift: float | None = None
+
+
+def outcomes(records: Iterable[Mapping[str, Any]], tasks: Sequence[str]) -> list[Outcome]:
+    """All old tasks together, then each: from the journal's lines, so that a resumed run knows its beginning too."""
+    names = [None, *tasks]
+    drifts: dict[str | None, deque[float]] = {task: deque(maxlen=_LAST_VISITS) for task in names}
+    first: dict[str | None, float] = {}
+    last: dict[str | None, float] = {}
+    for values in records:
+        for task in names:
+            if (drift := values.get(_key("retention_loss", task))) is not None:
+                drifts[task].append(drift)
+            if (action_drift := values.get(_key("action_drift", task))) is not None:
+                first.setdefault(task, action_drift)
+                last[task] = action_drift
+    return [
+        Outcome(task, sum(seen) / len(seen) if seen else None, len(seen), first.get(task), last.get(task))
+        for task, seen in drifts.items()
+    ]
+
+
+def summary(
+    *,
+    config: CraftConfig,
+    step: int,
+    epsilon: float | None,
+    retained: Sequence[Outcome],
+    timing: Timing,
+    costs: Sequence[Cost],
+    checkpoint: Path | None,
+    eval_flags: Mapping[str, object],
+) -> str:
+    """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
+
+    Args:
+        config: `--craft.*`.
+        step: The last step.
+        epsilon: The budget there; None for a method without one.
+        retained: From `outcomes`.
+        timing: Of this process.
+        costs: Memory beyond plain fine-tuning.
+        checkpoint: The last one (`.../checkpoints/000100`); None if this process wrote none.
+        eval_flags: See `eval_command`.
+    """
+    lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
+    memory = cost_lines("memory:", costs) or ["memory: none"]
+    lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
+    if checkpoint is None:
+        return "\n".join([*lines, "Checkpoint: this process wrote none."])
+    return "\n".join([*lines, f"Checkpoint: {checkpoint}", "Run it:", f"  {eval_command(checkpoint, eval_flags)}"])
+
+
+def eval_command(checkpoint: Path, flags: Mapping[str, object]) -> str:
+    """The `lerobot-eval` line for a checkpoint, quoted for a shell.
+
+    Args:
+        checkpoint: The directory that holds `pretrained_model`.
+        flags: What follows, by name: `{"env.type": "pusht", "eval.n_episodes": 10, ...}`. Without `env.type` its place
+            is left for the reader to fill.
+    """
+    wanted = {"policy.path": checkpoint / "pretrained_model", "env.type": "<your env>", **flags}
+    return shlex.join(["lerobot-eval", *(f"--{name}={_flag_value(value)}" for name, value in wanted.items())])
+
+
+def _key(name: str, task: str | None) -> str:
+    return name if task is None else f"{name}/{task}"
+
+
+def _retained_lines(config: CraftConfig, epsilon: float | None, retained: Sequence[Outcome]) -> list[str]:
+    measured = [outcome for outcome in retained if outcome.visits or outcome.last_action_drift is not None]
+    if not measured:
+        return ["What was retained: not measured, there were no anchors. Run the old tasks to see."]
+    title = "What was retained"
+    if epsilon is not None:
+        title += f" (drift: mean of the last anchor steps against the budget; {budget_unit(config)})"
+    names = aligned(["all old tasks" if outcome.task is None else repr(outcome.task) for outcome in measured])
+    return [f"{title}:", *(f"  {name} | {_fate(o, epsilon)}" for name, o in zip(names, measured, strict=True))]
+
+
+def _fate(outcome: Outcome, epsilon: float | None) -> str:
+    parts = []
+    if outcome.drift is not None:
+        parts.append(f"drift {against(outcome.drift, epsilon, ' of ')} (n={outcome.visits})")
+    first, last = outcome.first_action_drift, outcome.last_action_drift
+    if first is not None and last is not None:
+        parts.append("action drift " + (number(last) if first == last else f"{number(first)} -> {number(last)}"))
+    if is_over(outcome.drift, epsilon):
+        parts.append(OVER_BUDGET)
+    return " | ".join(parts)
+
+
+def _time_text(timing: Timing) -> str:
+    if timing.steps == 0 or timing.plain_s <= 0:
+        return "time: not measured, no step was taken"
+    plain, extra = timing.plain_s / timing.steps, timing.extra_s / timing.steps
+    visits = f", {timing.anchor_steps} with anchors" if timing.anchor_steps else ""
+    return (
+        f"time: {number(extra)} s per step on top of {number(plain)} s (+{extra / plain:.1%}), "
+        f"measured over {count(timing.steps, 'step')} of this process{visits}"
+    )
+
+
+def _flag_value(value: object) -> str:
+    return json.dumps(value) if isinstance(value, bool | dict | list) else str(value)

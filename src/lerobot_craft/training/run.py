@@ -1,0 +1,57 @@
+"""One run of `craft train`, from validated settings to the summary."""
+
+import contextlib
+import logging
+from functools import partial
+from typing import Any
+
+from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.training import make_accelerator
+from lerobot_craft.training.anchoring.probed import make_probe
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.loop import run_steps
+from lerobot_craft.training.output.checkpoints import clear_leftovers
+from lerobot_craft.training.output.run_dir import claim
+from lerobot_craft.training.output.saving import save_policy
+from lerobot_craft.training.records.recorder import Recorder
+from lerobot_craft.training.session import Session, open_session
+
+logger = logging.getLogger(__name__)
+
+
+def train(cfg: Any, craft: CraftConfig) -> None:
+    """Train as lerobot-train does, and with `craft.enabled` hold on to what the policy could do.
+
+    Args:
+        cfg: lerobot's validated `TrainPipelineConfig`.
+        craft: `--craft.*`.
+    """
+    accelerator = make_accelerator(cfg)
+    # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
+    accelerator.wait_for_everyone()
+    main = accelerator.is_main_process
+    with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
+        if main and cfg.resume:
+            for path in clear_leftovers(cfg.output_dir):
+                logger.info("cleared %s, which an interrupted save had left", path)
+        session = open_session(cfg, craft, accelerator)
+        _run(session)
+        accelerator.wait_for_everyone()
+    accelerator.end_training()
+
+
+def _run(session: Session) -> None:
+    cfg = session.cfg
+    with train_steps.undisturbed_rng():
+        probe = make_probe(session.method, cfg.output_dir) if session.craft.enabled else None
+    with contextlib.closing(Recorder(session, probe)) as recorder:
+        recorder.announce(session)
+        run_steps(session, recorder)
+        if session.accelerator.is_main_process:
+            if session.craft.enabled:
+                session.method.finish(partial(save_policy, session))
+            recorder.conclude(session)
+    if session.accelerator.is_main_process:
+        logger.info("End of training")
+        if cfg.policy.push_to_hub:
+            train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset)

@@ -1,0 +1,154 @@
+"""Everything a run needs before its first step, made in lerobot's order, and checked."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import training as parts
+from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
+from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
+from lerobot_craft.policies import unwrapped
+from lerobot_craft.teacher.fingerprint import fingerprint
+from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.teacher.processors import normalizer_stats
+from lerobot_craft.teacher.weights import check_weights, require_weights
+from lerobot_craft.training.config import CraftConfig, Normalization
+from lerobot_craft.training.methods.method import Context, Method
+from lerobot_craft.training.methods.registry import make_method
+from lerobot_craft.training.output.checkpoints import load_craft_state
+from lerobot_craft.training.statistics.kept_range import warning_lines
+from lerobot_craft.training.statistics.normalization import as_stats, check_features, make_processors
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Session:
+    """What the loop works with.
+
+    Attributes:
+        cfg: lerobot's settings.
+        craft: CRaFT's settings.
+        accelerator: accelerate's.
+        method: What is added to plain fine-tuning.
+        policy: As accelerate prepared it.
+        optimizer: As accelerate prepared it.
+        scheduler: As accelerate prepared it; None where there is none.
+        processors: Pre- and postprocessor.
+        data: The new task's batches.
+        weighter: lerobot's sample weights; None where there are none.
+        origin: Checkpoint directory and fingerprint of the policy before fine-tuning; None without CRaFT.
+        step: Steps that were taken already.
+    """
+
+    cfg: Any
+    craft: CraftConfig
+    accelerator: Any
+    method: Method
+    policy: nn.Module
+    optimizer: Any
+    scheduler: Any
+    processors: tuple[Processor, Processor]
+    data: parts.Data
+    weighter: Any | None
+    origin: "Origin | None"
+    step: int
+
+    @property
+    def student(self) -> nn.Module:
+        """The policy without accelerate's wrapper; PEFT's is still there."""
+        module: nn.Module = self.accelerator.unwrap_model(self.policy)
+        return module
+
+    def to_batch(self, raw: Any) -> dict[str, Any]:
+        """What the policy sees of a batch of the data loader."""
+        return policy_batch(raw, self.data.dataset.meta.camera_keys, self.processors[0])
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The policy before fine-tuning."""
+
+    path: str
+    fingerprint: dict[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """For a checkpoint's `craft_state.json`."""
+        return {"path": self.path, "fingerprint": self.fingerprint}
+
+
+def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
+    """Make all parts, in the order in which lerobot-train does; with CRaFT on, check each as soon as it is there."""
+    if craft.enabled and not cfg.resume:
+        require_weights(Path(cfg.policy.pretrained_path))  # before anything slow happens
+    parts.seed_everything(cfg, accelerator)
+    dataset, held_out = parts.make_datasets(cfg, accelerator)
+    if craft.enabled:
+        check_features(cfg.policy, dataset.meta.features, cfg.rename_map)
+    policy = parts.make_student(cfg, dataset)
+    processors = _processors(cfg, craft, policy, dataset, accelerator)
+    origin = _origin(cfg, policy, processors) if craft.enabled else None
+    policy = parts.wrap_peft(policy, cfg)
+    method = make_method(craft)
+    if craft.enabled:
+        method.freeze(unwrapped(policy), craft, cfg.policy)
+        if not any(parameter.requires_grad for parameter in policy.parameters()):
+            raise CraftError("there is nothing to train: every parameter is frozen")
+    optimizer, scheduler = parts.make_optimizer(cfg, policy)
+    weighter = parts.make_sample_weighter(cfg, policy, accelerator.device)
+    step = 0
+    if cfg.resume:
+        step, optimizer, scheduler = read_training_state(cfg.checkpoint_path, optimizer, scheduler)
+    data = parts.make_data(cfg, dataset, held_out, accelerator, step)
+    if origin is not None:
+        _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator)
+    policy, optimizer, scheduler = parts.prepare(accelerator, policy, optimizer, scheduler, data)
+    return Session(
+        cfg, craft, accelerator, method, policy, optimizer, scheduler, processors, data, weighter, origin, step
+    )
+
+
+def _start(
+    method: Method,
+    cfg: Any,
+    craft: CraftConfig,
+    policy: nn.Module,
+    processors: tuple[Processor, Processor],
+    origin: Origin,
+    optimizer: Any,
+    accelerator: Any,
+) -> None:
+    teacher = Teacher(unwrapped(policy), *processors, cfg.policy, origin.fingerprint)
+    context = Context(craft, cfg, policy, teacher, origin.path, optimizer, accelerator, resumed=cfg.resume)
+    # The same seed gives the same batches and the same noise with and without CRaFT.
+    with undisturbed_rng():
+        method.start(context)
+    if cfg.resume:
+        state = load_craft_state(cfg.checkpoint_path)
+        method.load_state_dict(state["method"])
+
+
+def _processors(
+    cfg: Any, craft: CraftConfig, policy: nn.Module, dataset: Any, accelerator: Any
+) -> tuple[Processor, Processor]:
+    policy_of_stats: Normalization = craft.normalization if craft.enabled else "replace"  # type: ignore[assignment]
+    processors = make_processors(cfg, policy, policy_of_stats, dataset.meta.stats, accelerator.device)
+    if policy_of_stats == "keep" and not cfg.resume and accelerator.is_main_process:
+        preprocessor = processors[0]
+        new, modes = as_stats(dataset.meta.stats, cfg.rename_map), normalization_modes(preprocessor)
+        for line in warning_lines(normalizer_stats(preprocessor), new, modes):
+            logger.warning("normalization=keep: %s", line)
+    return processors
+
+
+def _origin(cfg: Any, policy: nn.Module, processors: tuple[Processor, Processor]) -> Origin:
+    if cfg.resume:
+        saved = load_craft_state(cfg.checkpoint_path)["origin"]
+        return Origin(saved["path"], saved["fingerprint"])
+    path = Path(cfg.policy.pretrained_path)
+    check_weights(policy, path)
+    return Origin(str(path.resolve()), fingerprint(policy, *processors))

@@ -1,0 +1,95 @@
+"""The two halves of a run's settings: lerobot's own, and `craft_config.json` beside them."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import local_checkpoint
+from lerobot_craft.lerobot_api.train_flags import parse_train_config
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.output.run_dir import make_way
+
+CRAFT_CONFIG_FILE = "craft_config.json"
+_POLICY_PATH = "--policy.path"
+
+
+def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], CraftConfig]) -> tuple[Any, CraftConfig]:
+    """Both configs, validated; in a resumed run both start from what the checkpoint saved.
+
+    Args:
+        argv: lerobot's flags.
+        craft_config: Reads CRaFT's flags over the values of a file, or (None) over the defaults.
+    """
+    craft = craft_config(_saved_beside(argv))
+    _make_way(argv)
+    cfg = parse_train_config(_resolve_policy(argv) if craft.enabled else argv)
+    if craft.enabled and cfg.resume and _saved_beside(argv) is None:
+        raise CraftError(
+            "this checkpoint was written without CRaFT, so its teacher is not known: start a new run with "
+            f"--policy.path={cfg.policy.pretrained_path} in place of --resume and --config_path"
+        )
+    if craft.enabled and cfg.policy.pretrained_path is None:
+        raise CraftError(
+            "CRaFT keeps what a policy can do already: name its checkpoint directory with --policy.path=DIR (to train "
+            "from scratch leave out --craft.enabled)"
+        )
+    return cfg, craft
+
+
+def _make_way(argv: Sequence[str]) -> None:
+    """Before lerobot's validation, which refuses a directory that a killed run left empty, and says less."""
+    output_dir = _value("--output_dir", argv)
+    is_main = os.environ.get("RANK", "0") == "0"
+    if output_dir is not None and is_main and _value("--resume", argv) in (None, "false"):
+        make_way(Path(output_dir))
+
+
+def _saved_beside(argv: Sequence[str]) -> Path | None:
+    """`craft_config.json` next to the file of `--config_path`."""
+    found = _value("--config_path", argv)
+    if found is None:
+        return None
+    path = Path(found)
+    saved = (path if path.is_dir() else path.parent) / CRAFT_CONFIG_FILE
+    return saved if saved.is_file() else None
+
+
+def _resolve_policy(argv: Sequence[str]) -> list[str]:
+    """The same flags, with a policy of the Hub replaced by where it was downloaded to."""
+    path = _value(_POLICY_PATH, argv)
+    if path is None:
+        return list(argv)
+    revision = _value("--policy.pretrained_revision", argv)
+    resolved: list[str] = []
+    skip = False
+    for argument in argv:
+        if not skip and argument != _POLICY_PATH and not argument.startswith(f"{_POLICY_PATH}="):
+            resolved.append(argument)
+        skip = argument == _POLICY_PATH
+    return [*resolved, f"{_POLICY_PATH}={local_checkpoint(path, revision)}"]
+
+
+def _value(flag: str, argv: Sequence[str]) -> str | None:
+    """Of `--flag=value` or `--flag value`; the first one, as lerobot reads it."""
+    for index, argument in enumerate(argv):
+        if argument.startswith(f"{flag}="):
+            return argument.removeprefix(f"{flag}=")
+        if argument == flag and index + 1 < len(argv):
+            return argv[index + 1]
+    return None
+
+
+def save_craft_config(craft: CraftConfig, directory: Path) -> None:
+    """Write `craft_config.json` into a checkpoint's `pretrained_model`, where lerobot's own readers never look."""
+    (directory / CRAFT_CONFIG_FILE).write_text(json.dumps(as_json(craft), indent=4) + "\n")
+
+
+def as_json(craft: CraftConfig) -> dict[str, Any]:
+    """Every setting as a JSON value."""
+    import draccus
+
+    encoded: dict[str, Any] = draccus.encode(craft)
+    return encoded

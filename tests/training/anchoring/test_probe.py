@@ -1,0 +1,163 @@
+"""The drift of the actions: zero for the teacher, the same after a restart, and measured without a trace."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.errors import CraftError
+from lerobot_craft.policies import adapter_for, mode
+from lerobot_craft.training.anchoring.asking import policy_inputs
+from lerobot_craft.training.anchoring.probe import PROBE_FILE, ActionProbe, evenly
+from lerobot_craft.training.anchoring.source import open_anchors
+from tests.anchor_fixtures import OLD_TASKS
+from tests.training.anchoring.anchor_contexts import (
+    LORA,
+    OPEN_DATASET,
+    make_context,
+    old_dataset,
+    resume,
+    train_a_little,
+)
+
+CASES = [
+    ("pi0_fast", "hidden", False),
+    ("pi0_fast", "token_ce", False),
+    ("pi0_fast", "action", True),
+    ("pi0", "hidden", False),
+    ("smolvla", "action", False),
+    ("act", "hidden", False),
+    ("act", "hidden", True),
+    ("diffusion", "action", False),
+    ("diffusion", "hidden", True),
+]
+
+
+@pytest.fixture
+def started(teachers, anchor_data, opened_once, monkeypatch, build):
+    """Function to a context and its anchors, from a cache or online."""
+    monkeypatch.setattr(OPEN_DATASET, opened_once)
+
+    def made(policy_type, retention_mode, *, online=False, **more):
+        layer = {"hidden_layer": "-1"} if retention_mode == "hidden" else {}
+        if online:
+            more |= {"teacher": "online", "old_dataset": old_dataset(anchor_data)}
+        else:
+            more["anchor_cache_dir"] = build(policy_type, retention_mode=retention_mode, **layer)
+        settings = {"probe_anchors": 7, "anchor_batch_size": 4, **layer, **more}
+        context = make_context(teachers(policy_type), anchor_data, retention_mode=retention_mode, **settings)
+        return context, open_anchors(context)
+
+    return made
+
+
+@pytest.mark.parametrize(("policy", "retention_mode", "online"), CASES)
+def test_it_is_zero_for_the_teacher_and_the_same_after_a_restart(policy, retention_mode, online, started, tmp_path):
+    context, anchors = started(policy, retention_mode, online=online)
+    probe = ActionProbe.prepare(context, anchors, tmp_path)
+    assert probe.num_anchors == 7
+    assert probe.in_own_error == (online or policy != "act")  # a cache of hidden states keeps no demonstration
+    mean, per_task = probe.measure(context.policy)
+    assert abs(mean) < 1e-6
+    assert list(per_task) == OLD_TASKS
+    train_a_little(context)
+    moved = probe.measure(context.policy)
+    assert moved.mean > 1e-6
+    assert moved.mean == pytest.approx(sum(moved.per_task.values()) / 3)
+    again = resume(context)
+    resumed = ActionProbe.prepare(again, open_anchors(again), tmp_path)
+    assert resumed.measure(context.policy) == moved
+
+
+def test_it_leaves_the_mode_and_all_random_generators_alone(started, tmp_path):
+    context, anchors = started("act", "action")  # in train mode it drops out and draws a latent
+    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002
+    probe = ActionProbe.prepare(context, anchors, tmp_path)
+    for training in (True, False):
+        context.policy.train(training)
+        assert probe.measure(context.policy) == probe.measure(context.policy)
+        assert context.policy.training is training
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
+    assert random.getstate() == states[2]
+    assert all(parameter.grad is None for parameter in context.policy.parameters())
+
+
+def test_the_unit_is_the_teachers_own_error_on_all_anchors(started, tmp_path):
+    context, anchors = started("act", "action")
+    probe = ActionProbe.prepare(context, anchors, tmp_path)
+    train_a_little(context)
+    batch = anchors.take(evenly(anchors.instructions, 7))
+    inputs = policy_inputs(batch.raw, context.teacher.preprocessor)
+    with torch.no_grad(), mode(context.policy, train=False):
+        adapter = adapter_for(context.teacher.config)
+        drift = student_drift(adapter, context.policy, inputs, batch.columns, anchors.retained, "mse")
+    first = drift[batch.instruction == 0].mean().item() / anchors.units("mse")[0]
+    assert probe.measure(context.policy).per_task[OLD_TASKS[0]] == pytest.approx(first, rel=1e-5)
+
+
+def test_an_adapter_does_not_speak_for_the_teacher(started, tmp_path):
+    context, anchors = started("smolvla", "hidden", lora=LORA)
+    train_a_little(context)
+    assert ActionProbe.prepare(context, anchors, tmp_path).measure(context.policy).mean > 1e-6
+
+
+def test_the_file_says_which_anchors_and_what_the_teacher_did(started, tmp_path):
+    context, anchors = started("pi0_fast", "hidden")
+    ActionProbe.prepare(context, anchors, tmp_path)
+    held = load_file(tmp_path / PROBE_FILE)
+    assert held["anchor"].tolist() == evenly(anchors.instructions, 7).tolist()
+    assert {"target", "target.offsets", "kept", "fixed.tokens", "own_error.kl"} <= held.keys()
+    assert "frame" not in held
+
+
+def test_a_lost_or_damaged_probe_is_refused_unless_the_teacher_can_be_asked(started, tmp_path):
+    context, anchors = started("pi0_fast", "hidden")
+    ActionProbe.prepare(context, anchors, tmp_path)
+    file = tmp_path / PROBE_FILE
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CraftError, match=r"cannot be used.*--craft.probe_anchors=0"):
+        ActionProbe.prepare(resume(context), anchors, tmp_path)
+    file.unlink()
+    again = resume(context)
+    with pytest.raises(CraftError, match=r"not there any more.*--craft.probe_anchors=0"):
+        ActionProbe.prepare(again, open_anchors(again), tmp_path)
+    without = resume(context, probe_anchors=0)
+    assert ActionProbe.prepare(without, anchors, tmp_path) is None
+    of_actions, anchors = started("pi0_fast", "action", online=True)
+    ActionProbe.prepare(of_actions, anchors, tmp_path)
+    made = file.read_bytes()
+    file.unlink()
+    ActionProbe.prepare(resume(of_actions), anchors, tmp_path)
+    assert file.read_bytes() == made
+
+
+def test_a_probe_of_other_anchors_is_refused(started, tmp_path):
+    context, anchors = started("act", "action")
+    ActionProbe.prepare(context, anchors, tmp_path)
+    anchors.instructions = anchors.instructions.flip(0)
+    with pytest.raises(CraftError, match="it belongs to other anchors"):
+        ActionProbe.prepare(resume(context), anchors, tmp_path)
+
+
+def test_hidden_states_of_diffusion_in_a_cache_have_no_probe(started, tmp_path, caplog):
+    context, anchors = started("diffusion", "hidden")
+    assert ActionProbe.prepare(context, anchors, tmp_path) is None
+    assert "the drift of the actions is not measured" in caplog.text
+    assert not (tmp_path / PROBE_FILE).exists()
+
+
+def test_there_are_no_more_than_there_are(started, tmp_path):
+    context, anchors = started("act", "action", probe_anchors=1000)
+    assert ActionProbe.prepare(context, anchors, tmp_path).num_anchors == 18
+
+
+def test_tasks_take_turns():
+    instructions = torch.tensor([0, 0, 0, 0, 2, 1, 0, 2])
+    assert evenly(instructions, 3).tolist() == [0, 4, 5]
+    assert evenly(instructions, 6).tolist() == [0, 1, 2, 4, 5, 7]
+    assert evenly(instructions, 8).tolist() == list(range(8))

@@ -1,0 +1,98 @@
+import shlex
+from pathlib import Path
+
+import pytest
+
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.methods.method import Cost
+from lerobot_craft.training.records.summary import Outcome, Timing, eval_command, outcomes, summary
+
+CHECKPOINT = Path("outputs/my run/checkpoints/000003")
+
+
+def text_of(**changes):
+    arguments = {
+        "config": CraftConfig(retention_mode="action"),
+        "step": 3,
+        "epsilon": 0.1,
+        "retained": [Outcome(None, 0.05, 2, 0.001, 0.04), Outcome("open", 0.125, 1)],
+        "timing": Timing(steps=4, anchor_steps=2, plain_s=2.0, extra_s=0.5),
+        "costs": [Cost("a second gradient", 3 << 20), Cost("decoded images", 1 << 20)],
+        "checkpoint": CHECKPOINT,
+        "eval_flags": {"env.type": "pusht", "eval.n_episodes": 10, "eval.batch_size": 5},
+    }
+    return summary(**{**arguments, **changes})
+
+
+def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
+    assert text_of().splitlines() == [
+        "End of training: method craft, step 3",
+        "What was retained (drift: mean of the last anchor steps against the budget; "
+        "1 = the teacher's own error on that task):",
+        "  all old tasks | drift 0.050 of 0.100 (n=2) | action drift 0.001 -> 0.040",
+        "  'open'        | drift 0.125 of 0.100 (n=1) | over budget",
+        "What it cost beyond plain fine-tuning:",
+        "  time: 0.125 s per step on top of 0.500 s (+25.0%), measured over 4 steps of this process, 2 with anchors",
+        "  memory: 4.0 MiB",
+        "    3.0 MiB a second gradient",
+        "    1.0 MiB decoded images",
+        "Checkpoint: outputs/my run/checkpoints/000003",
+        "Run it:",
+        "  lerobot-eval '--policy.path=outputs/my run/checkpoints/000003/pretrained_model' --env.type=pusht "
+        "--eval.n_episodes=10 --eval.batch_size=5",
+    ]
+
+
+def test_a_run_without_anchors_does_not_claim_to_have_retained():
+    text = text_of(config=CraftConfig(method="naive"), epsilon=None, retained=[Outcome(None)], costs=[])
+    assert "What was retained: not measured" in text
+    assert "memory: none" in text
+
+
+def test_a_task_that_was_never_measured_is_not_shown_as_retained():
+    assert "'unseen'" not in text_of(retained=[Outcome("open", 0.05, 2), Outcome("unseen")])
+
+
+def test_without_a_checkpoint_there_is_no_command():
+    text = text_of(checkpoint=None)
+    assert "Checkpoint: this process wrote none." in text
+    assert "lerobot-eval" not in text
+
+
+def test_a_run_that_was_already_at_its_end_measured_no_time():
+    assert "no step was taken" in text_of(timing=Timing(0, 0, 0.0, 0.0))
+
+
+def test_a_shell_hands_the_flags_over_as_they_were():
+    flags = {
+        "env.type": "metaworld",
+        "env.task": "say 'hi' $HOME",
+        "eval.use_async_envs": False,
+        "rename_map": {"a": "b"},
+    }
+    assert shlex.split(eval_command(CHECKPOINT, flags)) == [
+        "lerobot-eval",
+        f"--policy.path={CHECKPOINT}/pretrained_model",
+        "--env.type=metaworld",
+        "--env.task=say 'hi' $HOME",
+        "--eval.use_async_envs=false",
+        '--rename_map={"a": "b"}',
+    ]
+
+
+def test_without_an_env_its_place_is_left_open_and_harmless_in_a_shell():
+    assert shlex.split(eval_command(CHECKPOINT, {"eval.n_episodes": 10}))[2:] == [
+        "--env.type=<your env>",
+        "--eval.n_episodes=10",
+    ]
+
+
+def test_outcomes_take_the_first_and_last_action_drift_and_the_mean_of_the_last_ten_visits():
+    records = [{"step": step, "retention_loss": float(step), "retention_loss/open": 1.0} for step in range(1, 21)]
+    records[4] |= {"action_drift": 0.5, "action_drift/open": 0.25}
+    records[9] |= {"action_drift": 0.0}
+    records.append({"step": 21, "loss": 1.0})
+    everything, opened, closed = outcomes(records, ["open", "close"])
+    assert everything == Outcome(None, pytest.approx(15.5), 10, 0.5, 0.0)
+    assert opened == Outcome("open", 1.0, 10, 0.25, 0.25)
+    assert closed == Outcome("close")
