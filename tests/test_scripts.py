@@ -32,7 +32,7 @@ def assert_three_hidden_steps(log):
 
 
 @pytest.fixture
-def craft(own_logging, monkeypatch, tmp_path):
+def craft(process_as_it_was, monkeypatch, tmp_path):
     """`craft` with the arguments of a line, in this process; it must succeed."""
     from lerobot_craft.cli import main
 

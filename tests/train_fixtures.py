@@ -8,13 +8,16 @@ import pytest
 
 
 @pytest.fixture
-def own_logging():
-    """lerobot's commands clear the root logger's handlers, pytest's own among them."""
+def process_as_it_was():
+    """What a run leaves in its process: lerobot clears the root logger's handlers, accelerate remembers its settings."""
+    from accelerate.state import AcceleratorState
+
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
@@ -44,7 +47,7 @@ def train_flags(anchor_data, checkpoints):
 
 
 @pytest.fixture
-def craft_train(own_logging, monkeypatch, tmp_path_factory):
+def craft_train(process_as_it_was, monkeypatch, tmp_path_factory):
     """`craft train` with these flags: the exit code."""
     from lerobot_craft.cli import main
 
@@ -57,7 +60,7 @@ def craft_train(own_logging, monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture
-def lerobot_train(own_logging, monkeypatch):
+def lerobot_train(process_as_it_was, monkeypatch):
     """Stock `lerobot-train` with these flags."""
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
 

@@ -53,7 +53,9 @@ MISTAKES = {
     "unknown statistics": ({"craft__normalization": "mix"}, "keep, merge, replace; got 'mix'"),
     "statistics that move the teacher": ({"craft__normalization": "replace"}, "would not be the teacher.*use keep"),
     "not a number": ({"craft__lambda_lr": "fast"}, "lambda_lr.*fast"),
-    "unknown flag of craft": ({"craft__lambda": 1}, "unrecognized arguments: --lambda=1|unrecognized.*lambda"),
+    "unknown flag of craft": ({"craft__lambda": 1}, "unrecognized arguments: --craft.lambda=1"),
+    "falls faster than it rises": ({"craft__lambda_fall_rate": 2}, r"lambda_fall_rate must lie in \[0, 1\]; got 2"),
+    "smoothing that never moves": ({"craft__lambda_smoothing": 1}, "lambda_smoothing must lie in"),
     "unknown flag of lerobot": ({"stepz": 1}, "unrecognized arguments: --stepz=1"),
     "no steps": ({"steps": 0}, "--steps must be at least 1"),
     "empty batches": ({"batch_size": 0}, "--batch_size must be at least 1"),
@@ -61,6 +63,7 @@ MISTAKES = {
         {"policy__path": None, "policy__type": "act", "policy__device": "cpu"},
         "name its checkpoint.*--policy.path",
     ),
+    "no policy, but settings of one": ({"policy__path": None}, "name its checkpoint.*--policy.path"),
     "no such policy": ({"policy__path": "nobody/nothing"}, "There is no checkpoint directory nobody/nothing"),
     "no such dataset": ({"dataset__root": "/nowhere"}, "the dataset local/new cannot be opened"),
     "no anchors at all": (

@@ -113,8 +113,10 @@ def test_every_baseline_runs_in_the_same_loop(method, craft_run, capfd):
     run = craft_run("smolvla", craft__method=method, save_freq=2, **changes)
     logged = list(read_metrics(run))
     assert [(values["step"], values["method"]) for values in logged] == [(step, method) for step in (1, 2, 3)]
-    assert all("action_drift" in values for values in logged), "users compare methods by the drift of the actions"
+    # Users compare methods by the drift of the actions: on the old tasks, whatever a method has anchors of.
+    assert all({f"action_drift/{task}" for task in OLD_TASKS} <= values.keys() for values in logged)
     said = capfd.readouterr().err
+    assert all(f"'{task}'" in said for task in OLD_TASKS)
     assert f"method {method}" in said
     if method in ("er", "l2sp", "ewc", "lwf"):
         assert "Memory beyond plain fine-tuning" in said

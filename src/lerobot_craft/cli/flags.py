@@ -49,9 +49,12 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
 
 
 def parse_flags[Config](
-    config_class: type[Config], argv: Sequence[str], program: str, saved: Path | None = None
+    config_class: type[Config], argv: Sequence[str], program: str, saved: Path | None = None, prefix: str = ""
 ) -> Config:
-    """Read a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits."""
+    """Read a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits.
+
+    `prefix` is what stood before their names when they were typed: complaints name them so.
+    """
     import draccus
     from draccus.utils import DraccusException
 
@@ -65,7 +68,7 @@ def parse_flags[Config](
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        reason = complaint.getvalue().strip().rpartition("error: ")[2]
+        reason = complaint.getvalue().strip().rpartition("error: ")[2].replace("--", f"--{prefix}")
         raise CraftError(f"{reason} (`{program} --help` lists the flags)") from stop
 
 

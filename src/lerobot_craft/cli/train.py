@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.errors import CraftError
 
 _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
 
@@ -32,7 +33,7 @@ def run(argv: list[str]) -> int:
     from lerobot_craft.training.run import train
     from lerobot_craft.training.settings import read_settings
 
-    cfg, craft = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft_flags, "craft train", saved))
+    cfg, craft = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft_flags, "craft train", saved, _CRAFT))
     train(cfg, craft)
     return 0
 
@@ -43,14 +44,17 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     rest: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
-        bare = argument.removeprefix("--")
-        if not bare.startswith(_CRAFT):
-            name, equals, value = argument.partition("=")
+        name, equals, value = argument.partition("=")
+        # Without dashes and without = it is the value of the flag before it, such as a job's name.
+        if not name.startswith((f"--{_CRAFT}", _CRAFT) if equals else f"--{_CRAFT}"):
             rest.append(f"{_ALIASES.get(name, name)}{equals}{value}")
             continue
-        craft.append(f"--{bare.removeprefix(_CRAFT)}")
-        if "=" not in bare:
-            craft.append(next(arguments, ""))
+        if not equals:
+            value = next(arguments, "--")
+            if value.startswith("--"):
+                raise CraftError(f"{name} needs a value: write {name}=VALUE")
+        # As one word: argparse takes a value such as -2,-1 for a flag.
+        craft.append(f"--{name.removeprefix('--').removeprefix(_CRAFT)}={value}")
     return craft, rest
 
 

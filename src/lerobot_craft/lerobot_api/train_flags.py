@@ -11,6 +11,8 @@ from lerobot_craft.errors import CraftError
 
 _NO_REPO_ID = "'repo_id' argument missing"
 _PUSH_TO_HUB = "--policy.push_to_hub"
+_REWARD_MODEL = "--reward_model."
+_NOT_FOR_REWARDS = "craft train is for policies: train a reward model with lerobot-train"
 
 
 @contextlib.contextmanager
@@ -30,6 +32,8 @@ def parse_train_config(argv: Sequence[str]) -> Any:
     A policy that says it goes to the Hub, but not where to, is trained without being pushed: `lerobot-train` refuses
     it, which would refuse every checkpoint whose config was saved with lerobot's default.
     """
+    if any(argument.startswith(_REWARD_MODEL) for argument in argv):  # their types are not registered here
+        raise CraftError(_NOT_FOR_REWARDS)
     try:
         return _parse(argv)
     except CraftError as error:
@@ -59,7 +63,8 @@ def _parse(argv: Sequence[str]) -> Any:
             raise
         raise CraftError(_advice(complaint.getvalue().strip().rpartition("error: ")[2])) from stop
     except parser.PluginLoadError as error:
-        raise CraftError(f"a package of policies or environments cannot be imported: {error}") from error
+        reason = str(error).splitlines()[0]
+        raise CraftError(f"a package of policies or environments cannot be imported: {reason}") from error
     except FileExistsError as error:
         raise CraftError(_output_dir_exists(argv)) from error
     except (DraccusException, ArgumentError, ValueError, NotImplementedError, OSError) as error:
@@ -68,7 +73,7 @@ def _parse(argv: Sequence[str]) -> Any:
         if getattr(config, name) < 1:
             raise CraftError(f"--{name} must be at least 1; got {getattr(config, name)}")
     if config.is_reward_model_training:
-        raise CraftError("craft train is for policies: train a reward model with lerobot-train")
+        raise CraftError(_NOT_FOR_REWARDS)
     if config.job.is_remote:
         raise CraftError(
             f"--job.target={config.job.target} sends lerobot-train to another machine, and CRaFT would stay here: run "

@@ -1,6 +1,7 @@
 """What `lerobot-train` does again and again: the update, its meters, evaluation, writing and reading checkpoints."""
 
 import contextlib
+import dataclasses
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,9 @@ import torch
 from torch import nn
 
 logger = logging.getLogger(__name__)
+
+# Its own packages, and plugins that it finds by their names.
+_FOUND_BY_LEROBOT = ("lerobot.", "lerobot_policy_", "lerobot_env_")
 
 
 def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
@@ -55,6 +59,11 @@ def make_wandb(cfg: Any, craft: dict[str, Any] | None) -> Any | None:
     if craft is not None:
         run._wandb.config.update({"craft": craft}, allow_val_change=True)
     return run
+
+
+def weighter_stats(weighter: Any | None) -> dict[str, Any]:
+    """What lerobot logs of its sample weights."""
+    return {} if weighter is None else {f"sample_weighting/{name}": x for name, x in weighter.get_stats().items()}
 
 
 def held_out_loss(policy: nn.Module, data: Any, to_batch: Any, accelerator: Any) -> float:
@@ -177,8 +186,39 @@ def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], datase
 
 
 def eval_flags(cfg: Any) -> dict[str, object]:
-    """The flags of `lerobot-eval` that repeat this run's environment; none where it had none."""
+    """The flags of `lerobot-eval` that repeat this run's evaluation in the environment; few where it had none."""
+    flags: dict[str, object] = _packages(cfg)
     if cfg.env is None:
-        return {}
-    flags: dict[str, object] = {"env.type": cfg.env.type, "env.task": cfg.env.task}
-    return flags | {"eval.n_episodes": cfg.eval.n_episodes, "eval.batch_size": cfg.eval.batch_size}
+        return flags
+    flags |= {"env.type": cfg.env.type, **_settings(cfg.env)}
+    flags |= {"eval.n_episodes": cfg.eval.n_episodes, "eval.batch_size": cfg.eval.batch_size}
+    if cfg.rename_map:
+        flags["rename_map"] = cfg.rename_map
+    return flags if cfg.seed is None else flags | {"seed": cfg.seed}
+
+
+def _packages(cfg: Any) -> dict[str, object]:
+    """Flags that make lerobot import what it does not know by itself: a policy's package, an environment's."""
+    # Not `policy.discover_packages_path`: lerobot-eval takes that for a setting of the policy.
+    homes = {"discover_packages_path": cfg.policy, "env.discover_packages_path": cfg.env}
+    modules = {flag: type(config).__module__ for flag, config in homes.items() if config is not None}
+    return {
+        flag: module.rpartition(".")[0] or module
+        for flag, module in modules.items()
+        if not f"{module}.".startswith(_FOUND_BY_LEROBOT)
+    }
+
+
+def _settings(env: Any) -> dict[str, object]:
+    """The task, and each plain setting of an environment that is not the default."""
+    default = {
+        field.name: field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        for field in dataclasses.fields(env)
+    }
+    set_here = {
+        name: value
+        for name in default
+        if isinstance(value := getattr(env, name), bool | int | float | str) and value != default[name]
+    }
+    task = {"task": env.task} if env.task is not None else {}
+    return {f"env.{name}": value for name, value in (task | set_here).items()}

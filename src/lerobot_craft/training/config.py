@@ -1,6 +1,7 @@
 """Settings of `craft train` beside lerobot's own: everything behind `--craft.`, checked when it is made."""
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
@@ -34,6 +35,14 @@ _RENAMED_MODES = {
     "hidden_multi_layer": "use --craft.retention_mode=hidden with --craft.layers_to_save=-2,-1",
     "attention_map": "it is not built: no measurement speaks for it",
 }
+# What the multipliers call their own, and the flag for it.
+_DUAL_FLAGS = {
+    "fall_rate": "lambda_fall_rate",
+    "proportional_gain": "lambda_gain",
+    "smoothing": "lambda_smoothing",
+    "dual rule": "dual_rule",
+}
+_OF_DUAL = re.compile("|".join(_DUAL_FLAGS))
 _AT_LEAST_ONE = (
     "anchor_batch_size",
     "retention_freq",
@@ -45,6 +54,10 @@ _AT_LEAST_ONE = (
 )
 _AT_LEAST_ZERO = ("epsilon_decay_steps", "log_craft_metrics_freq", "probe_anchors")
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
+
+
+def _as_flag(name: re.Match[str]) -> str:
+    return _DUAL_FLAGS[name[0]]
 
 
 @dataclass
@@ -169,7 +182,7 @@ class CraftConfig:
                 self.epsilon_decay,  # type: ignore[arg-type]
             )
         except ValueError as error:
-            raise CraftError(f"--craft: {error}") from error
+            raise CraftError(f"--craft: {_OF_DUAL.sub(_as_flag, str(error))}") from error
         if self.per_token and self.pooling is not None:
             raise CraftError("--craft.per_token keeps every token, --craft.pooling does not: give one of the two")
 

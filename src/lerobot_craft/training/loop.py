@@ -102,10 +102,9 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
 
 def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> str:
     if error.which == "task":
-        rows = [raw[name].tolist() for name in _BATCH_NAMES if isinstance(raw.get(name), Tensor)]
-        frames = [f"episode {episode} frame {frame}" for episode, frame in zip(*rows, strict=True)] if rows else []
-        more = f" and {len(frames) - _NAMES_SHOWN} more" if len(frames) > _NAMES_SHOWN else ""
-        batch = f"the batch of {session.cfg.dataset.repo_id}: {', '.join(frames[:_NAMES_SHOWN])}{more}"
+        batch = f"the batch of {session.cfg.dataset.repo_id}{_frames(raw)}"
+        if session.method.name == "er":
+            batch += ", or the old frames beside it"
     else:
         batch = f"the anchors of anchor step {session.step // session.method.context.config.retention_freq + 1}"
     saved = last_checkpoint(session.cfg.output_dir)
@@ -119,6 +118,16 @@ def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> st
         f"taken. It came from {batch}. Look at these frames; if they are sound, lower the learning rate. Nothing was "
         f"overwritten: {kept}"
     )
+
+
+def _frames(raw: Any) -> str:
+    """`: episode 1 frame 0, ...` of a batch; nothing where it does not say."""
+    if not all(isinstance(raw.get(name), Tensor) for name in _BATCH_NAMES):
+        return ""
+    rows = zip(*(raw[name].tolist() for name in _BATCH_NAMES), strict=True)
+    names = [f"episode {episode} frame {frame}" for episode, frame in rows]
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return f": {', '.join(names[:_NAMES_SHOWN])}{more}"
 
 
 def _evaluate_held_out(session: Session, recorder: Recorder) -> None:

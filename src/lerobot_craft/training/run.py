@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import time
 from functools import partial
 from typing import Any
 
@@ -42,8 +43,10 @@ def train(cfg: Any, craft: CraftConfig) -> None:
 
 def _run(session: Session) -> None:
     cfg = session.cfg
+    began = time.perf_counter()
     with train_steps.undisturbed_rng():
         probe = make_probe(session.method, cfg.output_dir) if session.craft.enabled else None
+    session.start_s += time.perf_counter() - began
     with contextlib.closing(Recorder(session, probe)) as recorder:
         recorder.announce(session)
         run_steps(session, recorder)

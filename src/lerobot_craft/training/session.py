@@ -1,6 +1,7 @@
 """Everything a run needs before its first step, made in lerobot's order, and checked."""
 
 import logging
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class Session:
         weighter: lerobot's sample weights; None where there are none.
         origin: Checkpoint directory and fingerprint of the policy before fine-tuning; None without CRaFT.
         step: Steps that were taken already.
+        start_s: Seconds that the method took before the first step.
     """
 
     cfg: Any
@@ -57,6 +59,7 @@ class Session:
     weighter: Any | None
     origin: "Origin | None"
     step: int
+    start_s: float = 0.0
 
     @property
     def student(self) -> nn.Module:
@@ -101,14 +104,18 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
     optimizer, scheduler = parts.make_optimizer(cfg, policy)
     weighter = parts.make_sample_weighter(cfg, policy, accelerator.device)
     step = 0
+    if cfg.resume and cfg.dataset.image_transforms.enable:
+        logger.warning("image transforms draw ahead of the steps: a resumed run sees other ones than one that went on")
     if cfg.resume:
         step, optimizer, scheduler = read_training_state(cfg.checkpoint_path, optimizer, scheduler)
     data = parts.make_data(cfg, dataset, held_out, accelerator, step)
+    began = time.perf_counter()
     if origin is not None:
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator)
+    start_s = time.perf_counter() - began
     policy, optimizer, scheduler = parts.prepare(accelerator, policy, optimizer, scheduler, data)
     return Session(
-        cfg, craft, accelerator, method, policy, optimizer, scheduler, processors, data, weighter, origin, step
+        cfg, craft, accelerator, method, policy, optimizer, scheduler, processors, data, weighter, origin, step, start_s
     )
 
 

@@ -14,6 +14,10 @@ from lerobot_craft.training.output.run_dir import make_way
 
 CRAFT_CONFIG_FILE = "craft_config.json"
 _POLICY_PATH = "--policy.path"
+_NO_POLICY = (
+    "CRaFT keeps what a policy can do already: name its checkpoint directory with --policy.path=DIR (to train "
+    "from scratch leave out --craft.enabled)"
+)
 
 
 def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], CraftConfig]) -> tuple[Any, CraftConfig]:
@@ -23,19 +27,27 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
         argv: lerobot's flags.
         craft_config: Reads CRaFT's flags over the values of a file, or (None) over the defaults.
     """
-    craft = craft_config(_saved_beside(argv))
+    saved = _saved_beside(argv)
+    craft = craft_config(saved)
+    if craft.enabled and _value(_POLICY_PATH, argv) is None and _value("--config_path", argv) is None:
+        raise CraftError(_NO_POLICY)
     _make_way(argv)
     cfg = parse_train_config(_resolve_policy(argv) if craft.enabled else argv)
-    if craft.enabled and cfg.resume and _saved_beside(argv) is None:
+    if cfg.resume and cfg.checkpoint_path is None:
+        raise CraftError(
+            "--resume goes on with the policy of its checkpoint: leave out --policy.path, or leave out --resume to "
+            "start a new run from that policy"
+        )
+    if cfg.resume and saved is None:  # lerobot may have brought the checkpoint from the Hub just now
+        saved = _in_directory(cfg.policy.pretrained_path)
+        craft = craft_config(saved)
+    if craft.enabled and cfg.resume and saved is None:
         raise CraftError(
             "this checkpoint was written without CRaFT, so its teacher is not known: start a new run with "
             f"--policy.path={cfg.policy.pretrained_path} in place of --resume and --config_path"
         )
     if craft.enabled and cfg.policy.pretrained_path is None:
-        raise CraftError(
-            "CRaFT keeps what a policy can do already: name its checkpoint directory with --policy.path=DIR (to train "
-            "from scratch leave out --craft.enabled)"
-        )
+        raise CraftError(_NO_POLICY)
     return cfg, craft
 
 
@@ -53,7 +65,11 @@ def _saved_beside(argv: Sequence[str]) -> Path | None:
     if found is None:
         return None
     path = Path(found)
-    saved = (path if path.is_dir() else path.parent) / CRAFT_CONFIG_FILE
+    return _in_directory(path if path.is_dir() else path.parent)
+
+
+def _in_directory(directory: Path) -> Path | None:
+    saved = directory / CRAFT_CONFIG_FILE
     return saved if saved.is_file() else None
 
 

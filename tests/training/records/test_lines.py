@@ -1,8 +1,19 @@
 import pytest
 
+from lerobot_craft.anchors.verify import Reproduction
+from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.config import CraftConfig, MethodName
 from lerobot_craft.training.methods.method import Cost
-from lerobot_craft.training.records.lines import aligned, banner, bar_text, human_bytes, number, step_line, task_lines
+from lerobot_craft.training.records.lines import (
+    aligned,
+    banner,
+    bar_text,
+    human_bytes,
+    number,
+    start_lines,
+    step_line,
+    task_lines,
+)
 
 STEP = {
     "step": 2,
@@ -133,6 +144,7 @@ def test_the_banner_says_every_setting_of_the_specification():
         tasks=["a", "b"],
         cache_dir="data/cache",
         costs=[Cost("a second gradient", 3 << 20), Cost("decoded images", 1 << 20)],
+        compute="some anchors",
     )
     assert text.splitlines() == [
         "Anchor cache: data/cache",
@@ -148,10 +160,20 @@ def test_the_banner_says_every_setting_of_the_specification():
         "Conflict threshold: -0.1 (cosine)",
         "Merge mode: weighted",
         "Normalization: keep (the teacher's statistics are kept)",
+        "Compute beyond plain fine-tuning: some anchors",
         "Memory beyond plain fine-tuning: 4.0 MiB",
         "  3.0 MiB a second gradient",
         "  1.0 MiB decoded images",
     ]
+
+
+def test_what_was_checked_before_the_first_step_is_told():
+    fresh = StartReport(Reproduction(anchors=32, largest=1.25e-13, floor=1e-8), held=60, free=7)
+    assert start_lines(fresh) == [
+        "Retention reaches 60 of 67 trained tensors",
+        "Drift at step 0: 1.2e-13 relative, over 32 anchors (rounding leaves at most 1e-08)",
+    ]
+    assert start_lines(StartReport(None, held=1, free=0)) == ["Retention reaches 1 of 1 trained tensor"]
 
 
 def test_the_banner_follows_the_settings():

@@ -5,7 +5,7 @@ import pytest
 
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
-from lerobot_craft.training.records.summary import Outcome, Timing, eval_command, outcomes, summary
+from lerobot_craft.training.records.summary import Outcome, Peak, Timing, eval_command, outcomes, summary
 
 CHECKPOINT = Path("outputs/my run/checkpoints/000003")
 
@@ -16,7 +16,8 @@ def text_of(**changes):
         "step": 3,
         "epsilon": 0.1,
         "retained": [Outcome(None, 0.05, 2, 0.001, 0.04), Outcome("open", 0.125, 1)],
-        "timing": Timing(steps=4, anchor_steps=2, plain_s=2.0, extra_s=0.5),
+        "timing": Timing(steps=4, anchor_steps=2, plain_s=2.0, extra_s=0.5, start_s=7.0),
+        "peak": Peak(process=3 * 2**30),
         "costs": [Cost("a second gradient", 3 << 20), Cost("decoded images", 1 << 20)],
         "checkpoint": CHECKPOINT,
         "eval_flags": {"env.type": "pusht", "eval.n_episodes": 10, "eval.batch_size": 5},
@@ -32,10 +33,12 @@ def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
         "  all old tasks | drift 0.050 of 0.100 (n=2) | action drift 0.001 -> 0.040",
         "  'open'        | drift 0.125 of 0.100 (n=1) | over budget",
         "What it cost beyond plain fine-tuning:",
-        "  time: 0.125 s per step on top of 0.500 s (+25.0%), measured over 4 steps of this process, 2 with anchors",
+        "  time: 0.125 s per step on top of 0.500 s (+25.0%), measured over 4 steps of this process, 2 with anchors; "
+        "7.000 s before them",
         "  memory: 4.0 MiB",
         "    3.0 MiB a second gradient",
         "    1.0 MiB decoded images",
+        "  peak of the whole process: 3.0 GiB",
         "Checkpoint: outputs/my run/checkpoints/000003",
         "Run it:",
         "  lerobot-eval '--policy.path=outputs/my run/checkpoints/000003/pretrained_model' --env.type=pusht "
@@ -96,3 +99,11 @@ def test_outcomes_take_the_first_and_last_action_drift_and_the_mean_of_the_last_
     assert everything == Outcome(None, pytest.approx(15.5), 10, 0.5, 0.0)
     assert opened == Outcome("open", 1.0, 10, 0.25, 0.25)
     assert closed == Outcome("close")
+
+
+def test_what_was_measured_of_memory_is_told():
+    assert "peak of the whole process: 3.0 GiB" in text_of()
+    assert "GPU" not in text_of()
+    gpu = text_of(peak=Peak(process=None, gpu_plain=4 * 2**30, gpu_anchors=5 * 2**30))
+    assert "peak of the GPU: 4.0 GiB, in steps with anchors 1.0 GiB more" in gpu
+    assert "whole process" not in gpu

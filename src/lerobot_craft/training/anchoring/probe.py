@@ -41,6 +41,7 @@ class ActionProbe:
     """Fixed anchors with the teacher's actions.
 
     Attributes:
+        tasks: Old tasks that they belong to.
         num_anchors: How many.
         in_own_error: Whether 1 is the teacher's own error on that task; else drifts are absolute.
     """
@@ -51,7 +52,7 @@ class ActionProbe:
         self._preprocessor = context.teacher.preprocessor
         self._retained = Retained("action", top_k=context.config.top_k)
         self._loss_type = self._retained.loss_types(self._adapter)[0]
-        self._tasks = anchors.tasks
+        self.tasks = anchors.tasks
         self._batches = batches
         self._units = self._own_errors(anchors)
         self.num_anchors = sum(len(batch) for batch in batches)
@@ -101,7 +102,7 @@ class ActionProbe:
         per_task = {}
         for index in instruction.unique().tolist():
             unit = 1.0 if self._units is None else self._units[index]
-            per_task[self._tasks[index]] = drifts[instruction == index].mean().item() / unit
+            per_task[self.tasks[index]] = drifts[instruction == index].mean().item() / unit
         return ActionDrift(sum(per_task.values()) / len(per_task), per_task)
 
     def _own_errors(self, anchors: Anchors) -> list[float] | None:
@@ -114,9 +115,9 @@ class ActionProbe:
             return None
         errors, instruction = torch.cat(known).double(), torch.cat([batch.instruction for batch in self._batches])
         present = instruction.unique().tolist()
-        means = {self._tasks[index]: errors[instruction == index].mean().item() for index in present}
+        means = {self.tasks[index]: errors[instruction == index].mean().item() for index in present}
         units = usable_units(means, self._loss_type)
-        return [units.get(task, 1.0) for task in self._tasks]
+        return [units.get(task, 1.0) for task in self.tasks]
 
 
 def evenly(instructions: Tensor, count: int) -> Tensor:

@@ -17,11 +17,11 @@ _OWN_CACHE = "probe_anchors"
 
 def make_probe(method: Method, output_dir: Path) -> ActionProbe | None:
     """The probe of a run; None where it is not wanted or nothing is known of the old tasks."""
-    context = method.context
+    context = method.asked
     config = context.config
     if config.probe_anchors == 0:
         return None
-    anchors: Anchors | None = getattr(method, "anchors", None)
+    anchors: Anchors | None = method.old_anchors
     if anchors is None:
         if config.normalization != "keep":
             logger.warning(

@@ -1,7 +1,6 @@
 """CRaFT itself: fine-tuning under the constraint that the student's values on the anchors stay within a budget."""
 
 import functools
-import time
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +19,7 @@ from lerobot_craft.training.anchoring.source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
 from lerobot_craft.training.methods.method import Context, Cost, Method
+from lerobot_craft.training.methods.stopwatch import Stopwatch
 
 
 class Constrained(Method):
@@ -31,7 +31,11 @@ class Constrained(Method):
     start_report: StartReport
     _step: RetentionStep
     _report: StepReport
-    _retention_s: float | None = None
+
+    @property
+    def old_anchors(self) -> Anchors | None:
+        """What it holds."""
+        return self.anchors
 
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
         """The readout, where hidden states are retained token by token: their loss does not hold it."""
@@ -67,6 +71,7 @@ class Constrained(Method):
             retention_freq=config.retention_freq,
             backward=context.accelerator.backward,
         )
+        self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
 
     def _units(self) -> list[float] | None:
@@ -79,20 +84,14 @@ class Constrained(Method):
 
     def backward(self, loss: Tensor) -> None:
         """Task backward, then on every K-th step the anchors' backward and the merge of both."""
-        began: list[float] = []
-
-        def drift() -> AnchorDrift:
-            if self.context.accelerator.device.type == "cuda":
-                torch.cuda.synchronize()  # or the task's backward would be counted as the anchors'
-            began.append(time.perf_counter())
-            return self._drift()
-
-        self._report = self._step.backward(lambda: loss, drift)
-        self._retention_s = time.perf_counter() - began[0] if began else None
+        self._stopwatch.reset()
+        self._report = self._step.backward(lambda: loss, self._drift)
+        self._stopwatch.stop()
         if self._report.anchor is not None:
             self._gradient_bytes = self._report.anchor.retention_bytes
 
     def _drift(self) -> AnchorDrift:
+        self._stopwatch.start()
         context = self.context
         anchors = self.batch(self._step.step // context.config.retention_freq)
         batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
@@ -141,8 +140,8 @@ class Constrained(Method):
             "retention_norm": anchor.retention_norm,
             "merged_norm": self._report.merged_norm,
         }
-        if self._retention_s is not None:
-            values["retention_s"] = self._retention_s
+        if self._stopwatch.seconds is not None:
+            values["retention_s"] = self._stopwatch.seconds
         if not self.context.config.lambda_per_task:
             return values
         for task, loss, multiplier in zip(self._tasks, anchor.group_losses, anchor.lambdas, strict=True):
@@ -154,6 +153,13 @@ class Constrained(Method):
     def costs(self) -> list[Cost]:
         """One more gradient (as large as it was found to be, before that at most), and what the anchors hold."""
         return [Cost("retention gradient", self._gradient_bytes), *self.anchors.costs()]
+
+    def compute(self) -> str:
+        """An anchor batch now and then."""
+        config = self.context.config
+        when = "each step" if config.retention_freq == 1 else f"every {config.retention_freq}th step"
+        asked = ", and the teacher's forward of the same" if config.teacher == "online" else ""
+        return f"forward and backward of {config.anchor_batch_size} anchors in {when}{asked}"
 
     def state_dict(self) -> dict[str, Any]:
         """Step, multipliers, and which anchors they belong to."""

@@ -5,9 +5,13 @@ they do show is held to what the teacher would have done there, which is not the
 """
 
 import dataclasses
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
+
+from torch import nn
 
 from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.constrained import Constrained
 from lerobot_craft.training.methods.method import Context
 
@@ -17,8 +21,22 @@ class LearningWithoutForgetting(Constrained):
 
     name: ClassVar[str] = "lwf"
 
+    def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
+        """Nothing by itself: outputs are held, whatever flags and caches of the constraint say of hidden states."""
+        super().freeze(policy, dataclasses.replace(config, retention_mode="action"), policy_config)
+
+    @property
+    def old_anchors(self) -> None:
+        """None: its anchors are frames of the new task."""
+
+    @property
+    def asked(self) -> Context:
+        """With the flags of the old tasks, which it does not use."""
+        return self._asked
+
     def start(self, context: Context) -> None:
         """Let the teacher label frames of the new data, once."""
+        self._asked = context
         config, new = context.config, context.train.dataset
         fixed = dataclasses.replace(
             config,
@@ -35,6 +53,8 @@ class LearningWithoutForgetting(Constrained):
             lambda_lr=0.0,
             use_grad_projection=False,
             projection_mode="weighted",
+            task_max_norm=math.inf,  # only the sum is clipped, as that of one loss would be
+            retention_max_norm=math.inf,
             per_token=False,
             pooling=None,
             hidden_layer=None,

@@ -1,6 +1,7 @@
 """EWC: pull back the weights that the old tasks need most (Kirkpatrick et al., 2017)."""
 
 import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar, override
 
 import torch
@@ -9,16 +10,16 @@ from tqdm import tqdm
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.methods.demonstrations import Demonstrations, demonstration_loss, old_demonstrations
-from lerobot_craft.training.methods.kept_tensors import keep, keep_start, reopen, trained_parameters
-from lerobot_craft.training.methods.method import Context, Cost, Method
-from lerobot_craft.training.methods.pull import add_pull, require_plain_gradients
+from lerobot_craft.training.methods.kept_tensors import keep, reopen
+from lerobot_craft.training.methods.method import Context, Cost
+from lerobot_craft.training.methods.pull import PullToStart
 
 FISHER = "fisher.safetensors"
 
 logger = logging.getLogger(__name__)
 
 
-class EWC(Method):
+class EWC(PullToStart):
     """The task loss plus lambda/2 * sum_i F_i (theta_i - theta_0,i)^2, with lambda = `--craft.ewc_lambda`.
 
     F is the diagonal of the empirical Fisher information of the policy before fine-tuning:
@@ -32,47 +33,39 @@ class EWC(Method):
 
     name: ClassVar[str] = "ewc"
 
+    @property
     @override
-    def start(self, context: Context) -> None:
-        super().start(context)
-        require_plain_gradients(context)
-        trained = trained_parameters(context)
+    def strength(self) -> float:
+        return self.context.config.ewc_lambda
+
+    @override
+    def importance(self, trained: Mapping[str, Tensor]) -> list[Tensor]:
+        context = self.context
         # Measured in float32 at least: squares of bfloat16 gradients would lose most of their digits.
         shapes = {name: torch.empty_like(p, dtype=_wide(p), device="meta") for name, p in trained.items()}
         if context.resumed:
             self._fisher_file = reopen(context, FISHER, shapes)
-            self._fisher = self._fisher_file.like(trained)
-        else:
-            frames = old_demonstrations(context, context.config.ewc_samples, "craft.ewc_samples")
-            self._fisher = fisher_diagonal(context, frames)
-            self._fisher_file = keep(context, FISHER, dict(zip(trained, self._fisher, strict=True)))
-        self._kept = keep_start(context, trained)
-        self._start = self._kept.like(trained) if context.resumed else [p.clone() for p in trained.values()]
-        self._penalty: Tensor | None = None
+            return self._fisher_file.like(trained)
+        frames = old_demonstrations(context, context.config.ewc_samples, "craft.ewc_samples")
+        fisher = fisher_diagonal(context, frames)
+        self._fisher_file = keep(context, FISHER, dict(zip(trained, fisher, strict=True)))
+        return fisher
 
     @override
-    def backward(self, loss: Tensor) -> None:
-        super().backward(loss)
-        self._penalty = add_pull(self.context.trained, self._start, self.context.config.ewc_lambda, self._fisher)
-
-    @override
-    def metrics(self) -> dict[str, Any]:
-        return {} if self._penalty is None else {"penalty": self._penalty.item()}
+    def compute(self) -> str:
+        return f"{super().compute()}, and before the first the gradients of {self.context.config.ewc_samples} frames"
 
     @override
     def costs(self) -> list[Cost]:
-        return [
-            Cost("the weights before fine-tuning", sum(tensor.nbytes for tensor in self._start)),
-            Cost("Fisher information", sum(tensor.nbytes for tensor in self._fisher)),
-        ]
+        return [*super().costs(), Cost("Fisher information", sum(tensor.nbytes for tensor in self._fisher or ()))]
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"start_weights": self._kept.sha256, "fisher": self._fisher_file.sha256}
+        return {**super().state_dict(), "fisher": self._fisher_file.sha256}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._kept.require(state.get("start_weights"))
+        super().load_state_dict(state)
         self._fisher_file.require(state.get("fisher"))
 
 

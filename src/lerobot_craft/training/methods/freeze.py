@@ -28,6 +28,10 @@ class Freeze(Method):
     name: ClassVar[str] = "freeze"
 
     @override
+    def compute(self) -> str:
+        return "less: what is frozen needs no gradient"
+
+    @override
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
         policy = unwrapped(policy)
         patterns = [pattern.strip() for pattern in config.freeze.split(",") if pattern.strip()]

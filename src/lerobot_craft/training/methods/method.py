@@ -69,6 +69,16 @@ class Method:
     """Whether it holds a budget, so that there is a history of multipliers to keep."""
     context: Context
 
+    @property
+    def old_anchors(self) -> Any | None:
+        """Anchors of the old tasks, if it holds any."""
+        return None
+
+    @property
+    def asked(self) -> Context:
+        """The context as the flags have it; a method may settle some of them for itself."""
+        return self.context
+
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
         """Set `requires_grad` of what is not to be trained to False."""
 
@@ -107,6 +117,10 @@ class Method:
     def costs(self) -> list[Cost]:
         """Memory beyond plain fine-tuning, known after `start`."""
         return []
+
+    def compute(self) -> str:
+        """Work beyond plain fine-tuning, in words."""
+        return "nothing"
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved to go on, as JSON values."""

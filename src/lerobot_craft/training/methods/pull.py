@@ -1,15 +1,76 @@
 """A quadratic pull of the weights back to where training started: what l2sp and ewc share."""
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, override
 
 import torch
 from torch import Tensor, nn
 
 from lerobot_craft.core.precision import widen
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.methods.method import Context
+from lerobot_craft.training.methods.kept_tensors import keep_start, trained_parameters
+from lerobot_craft.training.methods.method import Context, Cost, Method
+from lerobot_craft.training.methods.stopwatch import Stopwatch
 
 _SHARDING = {"FSDP", "DEEPSPEED", "MEGATRON_LM"}  # of accelerate's DistributedType
+
+
+class PullToStart(Method):
+    """Plain fine-tuning plus strength/2 * sum_i F_i (theta_i - theta0_i)^2.
+
+    Its gradient joins the task's before the two are clipped together. theta0 is what the trained parameters were at
+    step 0; with PEFT the adapters' own initial values.
+    """
+
+    @override
+    def start(self, context: Context) -> None:
+        super().start(context)
+        require_plain_gradients(context)
+        trained = trained_parameters(context)
+        self._fisher = self.importance(trained)
+        self._kept = keep_start(context, trained)
+        self._start = self._kept.like(trained) if context.resumed else [p.clone() for p in trained.values()]
+        self._penalty: Tensor | None = None
+        self._stopwatch = Stopwatch(context.accelerator.device)
+
+    @property
+    @abstractmethod
+    def strength(self) -> float:
+        """Of the pull."""
+
+    def importance(self, trained: Mapping[str, Tensor]) -> list[Tensor] | None:
+        """F, one tensor per trained parameter; None stands for ones."""
+        return None
+
+    @override
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss)
+        self._stopwatch.start()
+        self._penalty = add_pull(self.context.trained, self._start, self.strength, self._fisher)
+        self._stopwatch.stop()
+
+    @override
+    def metrics(self) -> dict[str, Any]:
+        if self._penalty is None:
+            return {}
+        return {"penalty": self._penalty.item(), "retention_s": self._stopwatch.seconds}
+
+    @override
+    def compute(self) -> str:
+        return "one pass over the trained weights per step"
+
+    @override
+    def costs(self) -> list[Cost]:
+        return [Cost("the weights before fine-tuning", sum(tensor.nbytes for tensor in self._start))]
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"start_weights": self._kept.sha256}
+
+    @override
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._kept.require(state.get("start_weights"))
 
 
 @torch.no_grad()

@@ -62,7 +62,16 @@ class Replay(Method):
         new = next(len(value) for value in raw.values())
         # The last batch of an epoch may be short: its share of old frames stays the same.
         drawn = drawn[: round(self.context.config.replay_ratio * new)]
+        self._share = len(drawn) / (new + len(drawn))
         return {key: _joined(raw[key], old, drawn) for key, old in self._buffer.items() if key in raw}
+
+    @override
+    def metrics(self) -> dict[str, Any]:
+        return {"replay_share": self._share}
+
+    @override
+    def compute(self) -> str:
+        return f"{self._per_batch} old frames join each batch of {self.context.train.batch_size}"
 
     @override
     def costs(self) -> list[Cost]:

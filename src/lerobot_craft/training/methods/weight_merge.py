@@ -82,6 +82,10 @@ class WeightMerge(Method):
             }
 
     @override
+    def compute(self) -> str:
+        return "nothing while it trains; afterwards one policy for each share"
+
+    @override
     def state_dict(self) -> dict[str, Any]:
         return {"start_weights": self._kept.sha256}
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,7 +113,18 @@ def clear_leftovers(output_dir: Path) -> list[Path]:
 
 def resume_command(checkpoint_dir: Path) -> str:
     """The line that goes on from a checkpoint, ready for a shell."""
-    return shlex.join(["craft", "train", f"--config_path={checkpoint_dir / TRAIN_CONFIG}", "--resume=true"])
+    checkpoint = [f"--config_path={checkpoint_dir / TRAIN_CONFIG}", "--resume=true"]
+    return shlex.join(["craft", "train", *checkpoint, *_packages(sys.argv)])
+
+
+def _packages(argv: Sequence[str]) -> list[str]:
+    """The flags that name packages of environments or policies: lerobot forgets them, and a resumed run needs them."""
+    following = [*argv[1:], ""]
+    return [
+        word if "=" in word else f"{word}={value}"
+        for word, value in zip(argv, following, strict=True)
+        if word.startswith("--") and word.partition("=")[0].endswith("discover_packages_path")
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
 
@@ -42,6 +43,7 @@ def banner(
     tasks: Sequence[str] = (),
     cache_dir: Path | str | None = None,
     costs: Sequence[Cost] = (),
+    compute: str = "nothing",
 ) -> str:
     """What begins: for `craft` the anchors and the constraint, for another method what it holds.
 
@@ -51,13 +53,28 @@ def banner(
         tasks: Old tasks that they belong to.
         cache_dir: Where they are kept; None: the teacher is online.
         costs: Memory beyond plain fine-tuning.
+        compute: Work beyond it, in words.
     """
     if config.method == "craft":
         lines = [*_anchor_lines(config, anchors, tasks, cache_dir), "CRaFT enabled", *_constraint_lines(config)]
     else:
         lines = [f"Method: {config.method}", f"It holds: {_what_it_holds(config)}"]
     lines.append(f"Normalization: {config.normalization} ({_NORMALIZATION[config.normalization]})")
+    lines.append(f"Compute beyond plain fine-tuning: {compute}")
     return "\n".join([*lines, *cost_lines("Memory beyond plain fine-tuning:", costs)])
+
+
+def start_lines(checked: StartReport) -> list[str]:
+    """What was checked before the first step."""
+    trained = checked.held + checked.free
+    lines = [f"Retention reaches {checked.held} of {count(trained, 'trained tensor')}"]
+    if checked.reproduction is not None:
+        found = checked.reproduction
+        lines.append(
+            f"Drift at step 0: {found.largest:.1e} relative, over {count(found.anchors, 'anchor')} "
+            f"(rounding leaves at most {found.floor:.0e})"
+        )
+    return lines
 
 
 def step_line(step: int, total: int, values: Mapping[str, Any]) -> str:

@@ -11,9 +11,12 @@ from typing import Any
 from tqdm import tqdm
 
 from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.anchoring.probe import ActionProbe
+from lerobot_craft.training.output.checkpoints import last_checkpoint
 from lerobot_craft.training.records import lines, summary
 from lerobot_craft.training.records.journal import Journal, read_history, read_metrics
+from lerobot_craft.training.records.measured import Measured
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import as_json
 
@@ -40,9 +43,9 @@ class Recorder:
         self._main = session.accelerator.is_main_process
         self._probe = probe
         self._seen: dict[str, Any] = {}  # of the latest anchor step since the last line
-        self._steps = self._anchor_steps = 0
-        self._update_s = self._retention_s = 0.0
-        self.tasks: tuple[str, ...] = tuple(getattr(getattr(session.method, "anchors", None), "tasks", ()))
+        self._measured = Measured()
+        known = (session.method.old_anchors if enabled else None) or probe
+        self.tasks: tuple[str, ...] = () if known is None else tuple(known.tasks)
         self._keeps_history = self._craft.save_lambda_history and session.method.has_multipliers
         self._wandb = self._journal = None
         if self._main:
@@ -87,20 +90,18 @@ class Recorder:
                 self._log(session, tracker, bar, detailed)
             else:
                 logger.info(tracker)
-                self._to_wandb(tracker.to_dict(), step)
+                self._to_wandb(tracker.to_dict() | train_steps.weighter_stats(session.weighter), step)
         tracker.reset_averages()
 
     def _note(self, session: Session, tracker: Any, detailed: bool) -> None:
         """What the method measured at this step; a line shows the latest anchor step since the line before."""
         found = session.method.metrics()
-        self._steps += 1
-        self._update_s += tracker.update_s.val
-        self._retention_s += found.get("retention_s", 0.0)
+        self._measured.add(tracker, found)
         is_anchor_step = "retention_loss" in found
         if detailed:
             found |= self._measure_actions(session)
+        found = _finite(found, session.step)
         if is_anchor_step:
-            self._anchor_steps += 1
             if self._journal is not None:
                 self._journal.anchor_step({"step": session.step, **found})
         elif "retention_loss" in self._seen:
@@ -118,9 +119,7 @@ class Recorder:
         meters = {name: value for name, value in tracker.to_dict().items() if name in _METERS}
         values: dict[str, Any] = {"step": step, **meters, "method": self._craft.method, **self._seen}
         self._seen = {}
-        if lost := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
-            logger.warning("not finite at step %d: %s", step, ", ".join(lost))
-            values = {name: value for name, value in values.items() if name not in lost}
+        values = _finite(values, step)
         logger.info(lines.step_line(step, session.cfg.steps, values))
         if detailed:
             for line in lines.task_lines(values, self.tasks):
@@ -128,7 +127,8 @@ class Recorder:
         bar.set_postfix_str(lines.bar_text(values))
         if self._journal is not None:
             self._journal.log(values)
-        self._to_wandb(tracker.to_dict() | {f"craft/{k}": v for k, v in values.items() if k not in _METERS}, step)
+        own = {f"craft/{name}": value for name, value in values.items() if name not in _METERS}
+        self._to_wandb(tracker.to_dict() | train_steps.weighter_stats(session.weighter) | own, step)
 
     def _rate(self, session: Session, tracker: Any) -> None:
         seconds = tracker.update_s.avg + tracker.dataloading_s.avg
@@ -170,15 +170,17 @@ class Recorder:
         """The banner, before the first step."""
         if not self._main or not self._craft.enabled:
             return
-        anchors = getattr(session.method, "anchors", None)
+        anchors = session.method.old_anchors
         text = lines.banner(
             self._craft,
             anchors=None if anchors is None else anchors.num_anchors,
             tasks=self.tasks,
             cache_dir=None if anchors is None else anchors.directory,
             costs=session.method.costs(),
+            compute=session.method.compute(),
         )
-        for line in text.splitlines():
+        checked: StartReport | None = getattr(session.method, "start_report", None)
+        for line in [*text.splitlines(), *(lines.start_lines(checked) if checked is not None else ())]:
             logger.info(line)
 
     def conclude(self, session: Session) -> None:
@@ -192,11 +194,10 @@ class Recorder:
             step=session.step,
             epsilon=craft.epsilon(session.step - 1, cfg.steps) if session.method.has_multipliers else None,
             retained=self._outcomes(cfg.output_dir),
-            timing=summary.Timing(
-                self._steps, self._anchor_steps, self._update_s - self._retention_s, self._retention_s
-            ),
+            timing=self._measured.timing(session.start_s),
             costs=session.method.costs(),
-            checkpoint=self.checkpoint_dir,
+            peak=self._measured.peak(),
+            checkpoint=self.checkpoint_dir or last_checkpoint(cfg.output_dir),
             eval_flags=train_steps.eval_flags(cfg),
         )
         for line in text.splitlines():
@@ -218,6 +219,13 @@ class Recorder:
             dataclasses.replace(outcome, drift=of_history.drift, visits=of_history.visits)
             for outcome, of_history in zip(found, visited, strict=True)
         ]
+
+
+def _finite(values: dict[str, Any], step: int) -> dict[str, Any]:
+    """Without what is NaN or infinite, which no file of numbers takes; a warning names it."""
+    if lost := [name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)]:
+        logger.warning("not finite at step %d: %s", step, ", ".join(lost))
+    return {name: value for name, value in values.items() if name not in lost}
 
 
 def _every(frequency: int, step: int) -> bool:

@@ -17,6 +17,7 @@ from lerobot_craft.training.records.lines import (
     budget_unit,
     cost_lines,
     count,
+    human_bytes,
     is_over,
     number,
 )
@@ -34,12 +35,29 @@ class Timing:
         anchor_steps: Those of them that visited anchors.
         plain_s: Seconds of all of them without the method's own part.
         extra_s: Seconds of the method's own part.
+        start_s: Seconds that it took before the first step: building anchors, checks, measurements.
     """
 
     steps: int
     anchor_steps: int
     plain_s: float
     extra_s: float
+    start_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most memory that was in use, in bytes, as measured.
+
+    Attributes:
+        process: Of main memory by this process, at any time; None where the system does not tell.
+        gpu_plain: Of the GPU in steps without anchors; None where there were none, or no GPU.
+        gpu_anchors: Of the GPU in steps with anchors, likewise.
+    """
+
+    process: int | None = None
+    gpu_plain: int | None = None
+    gpu_anchors: int | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +106,7 @@ def summary(
     retained: Sequence[Outcome],
     timing: Timing,
     costs: Sequence[Cost],
+    peak: Peak,
     checkpoint: Path | None,
     eval_flags: Mapping[str, object],
 ) -> str:
@@ -100,12 +119,14 @@ def summary(
         retained: From `outcomes`.
         timing: Of this process.
         costs: Memory beyond plain fine-tuning.
+        peak: Memory in use, as measured.
         checkpoint: The last one (`.../checkpoints/000100`); None if this process wrote none.
         eval_flags: See `eval_command`.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
     memory = cost_lines("memory:", costs) or ["memory: none"]
     lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
+    lines += [f"  {line}" for line in _peak_lines(peak)]
     if checkpoint is None:
         return "\n".join([*lines, "Checkpoint: this process wrote none."])
     return "\n".join([*lines, f"Checkpoint: {checkpoint}", "Run it:", f"  {eval_command(checkpoint, eval_flags)}"])
@@ -157,8 +178,16 @@ def _time_text(timing: Timing) -> str:
     visits = f", {timing.anchor_steps} with anchors" if timing.anchor_steps else ""
     return (
         f"time: {number(extra)} s per step on top of {number(plain)} s (+{extra / plain:.1%}), "
-        f"measured over {count(timing.steps, 'step')} of this process{visits}"
+        f"measured over {count(timing.steps, 'step')} of this process{visits}; {number(timing.start_s)} s before them"
     )
+
+
+def _peak_lines(peak: Peak) -> list[str]:
+    lines = [] if peak.process is None else [f"peak of the whole process: {human_bytes(peak.process)}"]
+    if peak.gpu_plain is not None and peak.gpu_anchors is not None:
+        more = human_bytes(max(0, peak.gpu_anchors - peak.gpu_plain))
+        lines.append(f"peak of the GPU: {human_bytes(peak.gpu_plain)}, in steps with anchors {more} more")
+    return lines
 
 
 def _flag_value(value: object) -> str:

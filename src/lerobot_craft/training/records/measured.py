@@ -1,0 +1,51 @@
+"""What the steps of a run took: time with and without the method's own part, and the most memory that was in use."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from lerobot_craft.training.records.summary import Peak, Timing
+
+_GIB = 2**30
+
+
+class Measured:
+    """Sums over the steps of this process."""
+
+    def __init__(self) -> None:
+        self._steps = self._anchor_steps = 0
+        self._update_s = self._extra_s = 0.0
+        self._gpu_peaks: dict[bool, int] = {}  # by whether the step had anchors
+
+    def add(self, tracker: Any, found: Mapping[str, Any]) -> None:
+        """One step: lerobot's meters, and what the method measured.
+
+        Old frames in the batch (`replay_share`) are charged with their share of the step's time.
+        """
+        seconds = tracker.update_s.val
+        has_anchors = "retention_loss" in found
+        self._steps += 1
+        self._anchor_steps += has_anchors
+        self._update_s += seconds
+        self._extra_s += found.get("retention_s", seconds * found.get("replay_share", 0.0))
+        if "gpu_mem_gb" in tracker.metrics:  # lerobot resets the peak at each step
+            peak = int(tracker.gpu_mem_gb.val * _GIB)
+            self._gpu_peaks[has_anchors] = max(peak, self._gpu_peaks.get(has_anchors, 0))
+
+    def timing(self, start_s: float) -> Timing:
+        """Where the time went; `start_s` before the first step."""
+        return Timing(self._steps, self._anchor_steps, self._update_s - self._extra_s, self._extra_s, start_s)
+
+    def peak(self) -> Peak:
+        """The most memory that was in use until now."""
+        return Peak(_peak_of_process(), self._gpu_peaks.get(False), self._gpu_peaks.get(True))
+
+
+def _peak_of_process() -> int | None:
+    """Bytes; None where the system does not tell."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

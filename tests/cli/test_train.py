@@ -1,0 +1,108 @@
+"""`craft train` as a person types it; whole runs are in tests/training/test_run.py."""
+
+import pytest
+
+from lerobot_craft.cli import main
+from lerobot_craft.cli.train import split_flags
+from lerobot_craft.errors import CraftError
+
+
+@pytest.mark.parametrize(
+    "written",
+    [["--craft.lambda_lr=0.5"], ["craft.lambda_lr=0.5"], ["--craft.lambda_lr", "0.5"]],
+    ids=["one word", "bare", "two words"],
+)
+def test_three_spellings_are_the_same(written):
+    assert split_flags(["--steps=3", *written, "--seed=1"]) == (["--lambda_lr=0.5"], ["--steps=3", "--seed=1"])
+
+
+@pytest.mark.parametrize(
+    ("written", "craft"),
+    [
+        (["--craft.anchor_cache_dir=runs/a=b"], ["--anchor_cache_dir=runs/a=b"]),
+        (["craft.old_instructions=a; b=c"], ["--old_instructions=a; b=c"]),
+        (["--craft.old_dataset.repo_id=me/a,me/b"], ["--old_dataset.repo_id=me/a,me/b"]),
+        (["--craft.freeze="], ["--freeze="]),
+        (["--craft.layers_to_save", "-2,-1"], ["--layers_to_save=-2,-1"]),
+        (["--craft.old_instructions", "a=b"], ["--old_instructions=a=b"]),
+    ],
+)
+def test_a_value_stays_as_it_was_written(written, craft):
+    assert split_flags(written) == (craft, [])
+
+
+@pytest.mark.parametrize("written", [["--craft.layers_to_save", "-2,-1"], ["--craft.conflict_threshold", "-0.2"]])
+def test_a_value_may_begin_with_a_minus(written):
+    from lerobot_craft.cli.flags import parse_flags
+    from lerobot_craft.training.config import CraftConfig
+
+    found = parse_flags(CraftConfig, split_flags(written)[0], "craft train")
+    assert str(getattr(found, written[0].removeprefix("--craft."))) == written[1]
+
+
+@pytest.mark.parametrize("rest", [[], ["--steps=3"], ["--craft.enabled=true"]], ids=["at the end", "flag", "own flag"])
+def test_a_missing_value_is_named(rest):
+    with pytest.raises(CraftError, match=r"--craft.lambda_lr needs a value: write --craft.lambda_lr=VALUE"):
+        split_flags(["--craft.lambda_lr", *rest])
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--job_name", "craft.first"],
+        ["--output_dir=craft.out"],
+        ["--dataset.repo_id=me/craft.x"],
+        ["--policy.path", "craft/policy"],
+        ["--craftsman=1"],
+    ],
+)
+def test_what_only_looks_like_ours_is_lerobots(argv):
+    assert split_flags(argv) == ([], argv)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "now"),
+    [
+        (["--eval_freq=0"], ["--env_eval_freq=0"]),
+        (["--eval_freq", "0"], ["--env_eval_freq", "0"]),
+        (["--policy.pretrained_path=me/a=b"], ["--policy.path=me/a=b"]),
+        (["--eval_freqs=0"], ["--eval_freqs=0"]),
+        (["--job_name=--eval_freq"], ["--job_name=--eval_freq"]),
+    ],
+)
+def test_names_of_the_documents_are_todays(theirs, now):
+    assert split_flags(theirs) == ([], now)
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_has_both_sets_of_flags(flag, capsys):
+    assert main(["train", "--policy.type=act", "--craft.enabled=true", flag]) == 0
+    said = capsys.readouterr().out
+    ours, _, lerobots = said.partition("flags of lerobot-train:")
+    assert "usage: craft train" in ours
+    assert "--lambda_lr" in ours
+    assert "--old_dataset.repo_id" in ours
+    assert "--env_eval_freq" in lerobots
+    assert "--policy.n_action_steps" in lerobots, "of the policy that was chosen"
+    assert "--policy.vlm_model_name" not in lerobots, "and of no other"
+
+
+def test_help_trains_nothing(tmp_path, capsys):
+    assert main(["train", f"--output_dir={tmp_path / 'run'}", "--craft.lambda_lr=nonsense", "--help"]) == 0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--craft.lambda_lr"], "--craft.lambda_lr needs a value"),
+        (["--craft.lambda_speed=1"], "unrecognized arguments: --craft.lambda_speed=1"),
+        (["--craft.lambda_lr=fast"], "lambda_lr"),
+        (["--craft.retention_freq=0"], "--craft.retention_freq must be at least 1"),
+    ],
+)
+def test_a_wrong_flag_is_a_sentence_and_exit_code_2(flags, said, capsys):
+    assert main(["train", *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("craft: ")
+    assert said in line

@@ -1,0 +1,293 @@
+"""Everything behind `--craft.`: the specification's defaults, what is refused, and where each setting goes."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.core import Dual, Surgery
+from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.settings import CRAFT_CONFIG_FILE, save_craft_config
+
+SPECIFIED = {
+    "enabled": False,
+    "anchor_cache_dir": None,
+    "anchor_batch_size": 16,
+    "retention_freq": 5,
+    "retention_mode": "hidden",
+    "initial_lambda": 1.0,
+    "lambda_lr": 0.01,
+    "lambda_max": 10.0,
+    "epsilon_start": 1.0,
+    "epsilon_end": 0.1,
+    "epsilon_decay_steps": 0,
+    "use_grad_projection": True,
+    "conflict_threshold": -0.1,
+    "projection_mode": "weighted",
+    "log_craft_metrics_freq": 100,
+    "save_lambda_history": True,
+}
+# Another value than the default for every setting, all of them valid together.
+OTHER = {
+    "enabled": True,
+    "method": "l2sp",
+    "normalization": "merge",
+    "anchor_cache_dir": Path("caches/a=b"),
+    "anchor_batch_size": 3,
+    "retention_freq": 2,
+    "retention_mode": "action",
+    "loss_type": "l1",
+    "teacher": "online",
+    "anchor_source": "cross",
+    "old_dataset": DatasetFlags("local/a,local/b", "data/a,data/b", "v1"),
+    "old_instructions": "open the door; 关上抽屉",
+    "num_anchors": 7,
+    "drawn_states": 0.25,
+    "state_jitter": 0.5,
+    "hidden_layer": "-3",
+    "layers_to_save": "-2,-1",
+    "pooling": "cls_token",
+    "per_token": False,  # beside a pooling it may not be true: see PER_TOKEN
+    "relative": True,
+    "freeze_readout": False,
+    "top_k": 5,
+    "num_draws": 4,
+    "lambda_per_task": False,
+    "dual_rule": "pi",
+    "initial_lambda": 2.0,
+    "lambda_lr": 0.02,
+    "lambda_min": 0.5,
+    "lambda_max": 4.0,
+    "lambda_fall_rate": 0.25,
+    "lambda_gain": 3.0,
+    "lambda_smoothing": 0.75,
+    "epsilon_start": 0.8,
+    "epsilon_end": 0.2,
+    "epsilon_decay_steps": 10,
+    "epsilon_decay": "cosine",
+    "epsilon_unit": "absolute",
+    "use_grad_projection": False,
+    "conflict_threshold": -0.5,
+    "projection_mode": "equal",
+    "task_max_norm": 2.5,
+    "retention_max_norm": 1.5,
+    "replay_frames": 11,
+    "replay_ratio": 0.5,
+    "l2sp_alpha": 0.1,
+    "ewc_lambda": 10.0,
+    "ewc_samples": 12,
+    "lwf_lambda": 2.0,
+    "merge_alphas": "0.1,0.9",
+    "freeze": "readout,*.vision*",
+    "log_craft_metrics_freq": 9,
+    "probe_anchors": 8,
+    "save_lambda_history": False,
+}
+PER_TOKEN = OTHER | {"per_token": True, "pooling": None}
+
+
+@pytest.mark.parametrize("name", SPECIFIED)
+def test_the_defaults_are_the_specifications(name):
+    assert getattr(CraftConfig(), name) == SPECIFIED[name]
+
+
+@pytest.mark.parametrize(("name", "specified"), [("hidden_layer", "-2"), ("pooling", "mean_image_tokens")])
+def test_what_is_unset_is_the_specifications_where_a_cache_is_built(name, specified, teachers):
+    assert getattr(CraftConfig(), name) is None
+    teacher = teachers("pi0_fast")
+    from lerobot_craft.policies import adapter_for
+
+    build = CraftConfig().build_config(Path(), DatasetFlags(), seed=0)
+    retained = build.retained(adapter_for(teacher.config), teacher.policy)
+    found = {"hidden_layer": build.hidden_layer, "pooling": retained.pooling}
+    assert found[name] == specified
+
+
+# Setting -> (values that are refused, what the sentence says).
+REFUSED = {
+    "method": (["magic"], r"--craft.method must be one of craft, naive, .*; got 'magic'"),
+    "normalization": (["none"], r"--craft.normalization must be one of keep, merge, replace; got 'none'"),
+    "anchor_batch_size": ([0, -1], r"--craft.anchor_batch_size must be at least 1; got (0|-1)"),
+    "retention_freq": ([0], r"--craft.retention_freq must be at least 1; got 0"),
+    "retention_mode": (["logits"], r"--craft.retention_mode must be one of hidden, token_ce, action; got 'logits'"),
+    "loss_type": (["huber"], r"--craft.loss_type must be one of mse, cosine, l1, kl; got 'huber'"),
+    "teacher": (["offline"], r"--craft.teacher must be one of cache, online; got 'offline'"),
+    "anchor_source": (["new"], r"--craft.anchor_source must be one of dataset, cross, both; got 'new'"),
+    "num_anchors": ([0], r"--craft.num_anchors must be at least 1; got 0"),
+    "pooling": (["none", "max"], r"--craft.pooling must be one of (?!.*none,).*mean_image_tokens.*; got '(none|max)'"),
+    "top_k": ([0], r"--craft.top_k must be at least 1; got 0"),
+    "num_draws": ([0], r"--craft.num_draws must be at least 1; got 0"),
+    "dual_rule": (["adam"], r"--craft.dual_rule must be one of ascent, pi, log; got 'adam'"),
+    "initial_lambda": ([-0.1, 10.1, math.nan], r"--craft: initial_lambda must lie in \[0.0, 10.0\]"),
+    "lambda_lr": ([-1, math.inf, math.nan], r"--craft: lambda_lr must be finite and not negative"),
+    "lambda_min": ([-1, 11, math.nan], r"--craft: 0 <= lambda_min <= lambda_max < infinity must hold"),
+    "lambda_max": ([-1, math.inf, math.nan], r"--craft: 0 <= lambda_min <= lambda_max < infinity must hold"),
+    "lambda_fall_rate": ([-0.1, 1.1, math.nan], r"fall_rate must lie in \[0, 1\]"),
+    "lambda_gain": ([-1, math.inf, math.nan], r"gain must be finite and not negative"),
+    "lambda_smoothing": ([-0.1, 1.0, math.nan], r"smoothing must lie in \[0, 1\)"),
+    "epsilon_start": ([-1, math.inf, math.nan], r"--craft: a budget is finite and not negative"),
+    "epsilon_end": ([-1, math.inf, math.nan], r"--craft: a budget is finite and not negative"),
+    "epsilon_decay_steps": ([-1], r"--craft.epsilon_decay_steps must be 0 or more; got -1"),
+    "epsilon_decay": (["step"], r"--craft.epsilon_decay must be one of linear, cosine, exponential; got 'step'"),
+    "epsilon_unit": (["mm"], r"--craft.epsilon_unit must be one of teacher, absolute; got 'mm'"),
+    "conflict_threshold": ([-1.1, 0.1, math.nan], r"--craft: conflict_threshold is a cosine"),
+    "projection_mode": (["sum"], r"--craft.projection_mode must be one of weighted, equal, task_priority; got 'sum'"),
+    "task_max_norm": ([0, -1, math.nan], r"--craft: task_max_norm must be positive"),
+    "retention_max_norm": ([0, -1, math.nan], r"--craft: retention_max_norm must be positive"),
+    "replay_frames": ([0], r"--craft.replay_frames must be at least 1; got 0"),
+    "replay_ratio": ([0, -1, math.inf, math.nan], r"--craft.replay_ratio must be positive and finite"),
+    "l2sp_alpha": ([0, -1, math.inf, math.nan], r"--craft.l2sp_alpha must be positive and finite"),
+    "ewc_lambda": ([0, -1, math.inf, math.nan], r"--craft.ewc_lambda must be positive and finite"),
+    "ewc_samples": ([0], r"--craft.ewc_samples must be at least 1; got 0"),
+    "lwf_lambda": ([0, -1, math.inf, math.nan], r"--craft.lwf_lambda must be positive and finite"),
+    "log_craft_metrics_freq": ([-1], r"--craft.log_craft_metrics_freq must be 0 or more; got -1"),
+    "probe_anchors": ([-1], r"--craft.probe_anchors must be 0 or more; got -1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, (values, _) in REFUSED.items() for value in values]
+)
+def test_a_setting_out_of_its_range_is_refused_when_it_is_made(name, value):
+    with pytest.raises(CraftError, match=REFUSED[name][1]):
+        CraftConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"log_craft_metrics_freq": 0, "probe_anchors": 0, "epsilon_decay_steps": 0},
+        {"epsilon_start": 0.0, "epsilon_end": 0.0, "lambda_lr": 0.0},
+        {"initial_lambda": 0.0, "lambda_max": 0.0},
+        {"conflict_threshold": 0.0, "task_max_norm": math.inf, "retention_max_norm": math.inf},
+        {"anchor_batch_size": 1, "retention_freq": 1, "num_anchors": 1},
+        {"dual_rule": "log", "lambda_min": 1e-3},
+    ],
+)
+def test_the_ends_of_a_range_are_in_it(settings):
+    CraftConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"retention_mode": "hidden_multi_layer"}, "--craft.layers_to_save=-2,-1"),
+        ({"retention_mode": "attention_map"}, "it is not built"),
+        ({"dual_rule": "log"}, "set lambda_min > 0"),
+        ({"epsilon_decay": "exponential", "epsilon_end": 0.0}, "exponential decay needs a positive start and end"),
+        ({"per_token": True, "pooling": "cls_token"}, "give one of the two"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(settings, said):
+    with pytest.raises(CraftError, match=said):
+        CraftConfig(**settings)
+
+
+def test_the_multipliers_rule_gets_every_setting_of_its_own():
+    assert CraftConfig().dual() == Dual()
+    assert CraftConfig(**OTHER).dual() == Dual("pi", 2.0, 0.02, 0.5, 4.0, 0.25, 3.0, 0.75)
+
+
+def test_each_gradient_and_their_sum_are_bounded_by_the_optimizers_clip():
+    assert CraftConfig().surgery(1.0) == Surgery(True, -0.1, "weighted", 1.0, 1.0, 1.0)
+    assert CraftConfig(**OTHER).surgery(1.0) == Surgery(False, -0.5, "equal", 2.5, 1.5, 1.0)
+
+
+@pytest.mark.parametrize("clips_nothing", [0.0, -1.0])
+def test_where_lerobot_clips_nothing_there_is_no_bound(clips_nothing):
+    assert CraftConfig().surgery(clips_nothing) == Surgery()
+    assert CraftConfig(task_max_norm=2.0).surgery(clips_nothing) == Surgery(task_max_norm=2.0)
+
+
+def test_the_budget_falls_over_all_steps_or_over_those_that_are_given():
+    whole = CraftConfig()
+    assert [whole.epsilon(step, 10) for step in (0, 5, 10, 20)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    short = CraftConfig(epsilon_decay_steps=4)
+    assert [short.epsilon(step, 10) for step in (0, 2, 4, 9)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    cosine = CraftConfig(epsilon_decay="cosine")
+    assert cosine.epsilon(2, 8) == pytest.approx(1 - 0.9 * (1 - math.sqrt(0.5)) / 2)
+
+
+# Flag of `craft cache build` -> setting of training; the rest of its flags only change how a cache is written.
+BUILT_FROM = {
+    "dataset": "old_dataset",
+    "num_samples": "num_anchors",
+    **{
+        name: name
+        for name in (
+            "anchor_source",
+            "old_instructions",
+            "drawn_states",
+            "state_jitter",
+            "retention_mode",
+            "hidden_layer",
+            "layers_to_save",
+            "pooling",
+            "per_token",
+            "top_k",
+            "num_draws",
+        )
+    },
+}
+HOW_IT_IS_WRITTEN = {"inputs", "batch_size", "shard_size", "num_workers"}
+
+
+@pytest.mark.parametrize("settings", [OTHER, PER_TOKEN], ids=["pooled", "per_token"])
+def test_a_cache_is_built_by_the_same_wishes(settings):
+    new = DatasetFlags("local/new", "data/new")
+    built = CraftConfig(**settings).build_config(Path("here"), new, seed=9)
+    assert (built.output_dir, built.new_dataset, built.seed) == (Path("here"), new, 9)
+    assert {flag: getattr(built, flag) for flag in BUILT_FROM} == {
+        flag: settings[name] for flag, name in BUILT_FROM.items()
+    }
+    flags = {field.name for field in dataclasses.fields(BuildConfig)}
+    assert flags == {"output_dir", "new_dataset", "seed", *BUILT_FROM, *HOW_IT_IS_WRITTEN}, "a new flag: where from?"
+
+
+def test_an_origin_is_named_by_data_or_by_instructions():
+    assert not CraftConfig().names_an_origin
+    assert CraftConfig(old_dataset=DatasetFlags("local/old")).names_an_origin
+    assert CraftConfig(old_instructions="wave").names_an_origin
+    assert not CraftConfig(anchor_cache_dir=Path("cache")).names_an_origin
+
+
+def test_the_table_of_other_values_has_every_setting():
+    fields = {field.name: getattr(CraftConfig(), field.name) for field in dataclasses.fields(CraftConfig)}
+    assert set(OTHER) == set(fields)
+    assert {name for name in fields if fields[name] == OTHER[name]} == {"per_token"}
+
+
+@pytest.mark.parametrize("settings", [{}, OTHER, PER_TOKEN], ids=["defaults", "other", "per_token"])
+def test_what_a_checkpoint_saves_is_read_back(settings, tmp_path):
+    config = CraftConfig(**settings)
+    save_craft_config(config, tmp_path)
+    saved = tmp_path / CRAFT_CONFIG_FILE
+    assert set(json.loads(saved.read_text())) == {field.name for field in dataclasses.fields(CraftConfig)}
+    assert parse_flags(CraftConfig, [], "craft train", saved) == config
+
+
+def test_flags_go_over_what_a_checkpoint_saved(tmp_path):
+    save_craft_config(CraftConfig(**OTHER), tmp_path)
+    flags = ["--lambda_lr=0.5", "--old_dataset.revision=v2", "--anchor_cache_dir=other"]
+    found = parse_flags(CraftConfig, flags, "craft train", tmp_path / CRAFT_CONFIG_FILE)
+    changed = {"lambda_lr": 0.5, "anchor_cache_dir": Path("other")}
+    assert found == CraftConfig(
+        **OTHER | changed | {"old_dataset": dataclasses.replace(OTHER["old_dataset"], revision="v2")}
+    )
+
+
+@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(CraftConfig)])
+def test_every_setting_has_a_flag(field):
+    if field == "old_dataset":
+        flags = [f"--old_dataset.{name}={value}" for name, value in dataclasses.asdict(OTHER[field]).items()]
+    else:
+        flags = [f"--{field}={str(OTHER[field]).lower() if isinstance(OTHER[field], bool) else OTHER[field]}"]
+    others = {"initial_lambda": 0.75, "lambda_max": 4.0}  # so that each bound of the multipliers may move alone
+    with_others = [f"--{name}={value}" for name, value in others.items() if name != field]
+    found = parse_flags(CraftConfig, [*with_others, *flags], "craft train")
+    assert found == CraftConfig(**others | {field: OTHER[field]})
