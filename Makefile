@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix lock bench-surgery bench-anchors clean
+.PHONY: help setup demo test test-slow check fix lock bench-surgery bench-anchors bench-training clean
 
 BIN := .venv/bin
 # Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
@@ -39,6 +39,10 @@ bench-surgery: setup ## time and memory of the gradient surgery against its peer
 
 bench-anchors: setup ## size and speed of anchor caches, by kind
 	$(BIN)/python benchmarks/anchors.py
+
+bench-training: setup ## what a step of craft train costs, by mode and teacher, and with CRaFT off
+	$(BIN)/python benchmarks/parity.py
+	$(BIN)/python benchmarks/training.py
 
 clean: ## remove the environment, caches and outputs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist outputs

@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def process_as_it_was():
-    """What a run leaves in its process: lerobot clears the root logger's handlers, accelerate remembers its settings."""
+    """What a run leaves in its process: lerobot clears the root logger's handlers, accelerate keeps settings."""
     from accelerate.state import AcceleratorState
 
     root = logging.getLogger()
