@@ -7,7 +7,7 @@ from tests.faults.runs import assert_same_run, kill_when, logged_steps, resume_f
 STEPS = 11
 
 
-# 36 frames in batches of 8 are an epoch of 5 steps: a checkpoint at 7 is in the middle of the second, at 5 at its start.
+# 36 frames in batches of 8: an epoch has 5 steps. Step 7 is in the middle of the second one, step 5 at its start.
 @pytest.mark.parametrize(
     ("save_freq", "killed_after"),
     [(7, 8), pytest.param(5, 5, marks=pytest.mark.slow)],  # a process that imports lerobot
