@@ -14,6 +14,7 @@ def process_as_it_was():
 
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
+    AcceleratorState._reset_state(reset_partial_state=True)  # of tests that made an accelerator of their own
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
