@@ -47,6 +47,12 @@ def test_what_a_method_draws_before_the_first_step_changes_nothing_after_it(
     assert losses(tmp_path / "drawing") == losses(tmp_path / "plain")
 
 
+@pytest.mark.parametrize("flags", [(), ("--craft.initial_lambda=3",)], ids=["none", "one"])
+def test_flags_without_effect_are_told(flags, train_flags, craft_train, tmp_path, capfd):
+    assert craft_train(*train_flags("smolvla", tmp_path / "run", steps=1), *flags) == 0
+    assert ("the other --craft flags have no effect" in capfd.readouterr().err) == bool(flags)
+
+
 def test_a_teacher_that_lacks_a_tensor_is_refused(train_flags, craft_train, old_data, checkpoints, tmp_path, capfd):
     """lerobot's own loader of this policy would go on with random weights in its place."""
     broken = tmp_path / "broken"

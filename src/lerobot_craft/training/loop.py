@@ -111,7 +111,7 @@ def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> st
     kept = (
         f"the last good checkpoint is {saved}; go on from it with `{resume_command(saved)}`"
         if saved
-        else ("no checkpoint had been written yet")
+        else "no checkpoint had been written yet"
     )
     return (
         f"at step {session.step + 1} the {error.which} gradient is not finite (NaN or infinity), so this step was not "

@@ -31,6 +31,8 @@ def train(cfg: Any, craft: CraftConfig) -> None:
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
+    if not craft.enabled and craft != CraftConfig():
+        logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
     with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
