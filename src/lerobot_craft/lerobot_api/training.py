@@ -6,6 +6,7 @@ stretch does, so that a loop made of them trains to the same bits.
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader, Subset
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import autocast_name
+from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preloaded
 
 logger = logging.getLogger(__name__)
 
@@ -125,6 +127,7 @@ class Data:
     held_out: Any | None = None
     epoch: int = 0
     mid_epoch: bool = False
+    draws_once: bool = False  # at the first epoch alone, as a loader does whose workers persist
 
     def batches(self, restore_rng: Callable[[], None] | None = None) -> Iterator[Any]:
         """An endless stream; in a resumed run `restore_rng` sets the random state to that of the checkpoint.
@@ -135,23 +138,41 @@ class Data:
         from lerobot.utils.utils import cycle
 
         stream = cycle(self.loader)
-        if restore_rng is not None:
-            if self.mid_epoch or getattr(self.loader, "persistent_workers", False):
-                first = next(stream)
-                restore_rng()
-                yield first
-            else:
-                restore_rng()
+        began_before = self.mid_epoch or self.draws_once
+        if restore_rng is not None and not began_before:
+            restore_rng()
+        first = next(stream)
+        if self.draws_once:
+            # Preloaded data have no workers that persist, so that each later epoch would draw: it does so from here.
+            getattr(self.loader, "base_dataloader", self.loader).generator = torch.Generator()
+        if restore_rng is not None and began_before:
+            restore_rng()
+        yield first
         yield from stream
 
 
-def make_data(cfg: Any, dataset: Any, held_out: Any | None, accelerator: Any, step: int) -> Data:
-    """Data loaders as lerobot-train makes them, standing where `step` steps have been taken."""
+def make_data(
+    cfg: Any, dataset: Any, held_out: Any | None, accelerator: Any, step: int, *, preload: bool = False
+) -> Data:
+    """Data loaders as lerobot-train makes them, standing where `step` steps have been taken.
+
+    Args:
+        cfg: lerobot's settings.
+        dataset: The new task's.
+        held_out: Its held-out part, or None.
+        accelerator: accelerate's.
+        step: Steps that were taken already.
+        preload: Read everything into memory first: the same batches, sooner.
+    """
     sampler, epoch, start = (None, 0, 0) if cfg.dataset.streaming else _sampler(cfg, dataset, accelerator, step)
-    loader = _loader(cfg, dataset, accelerator, cfg.batch_size, sampler=sampler, shuffle=False)
-    if held_out is not None:
-        held_out = _loader(cfg, _capped(held_out, cfg.max_eval_samples), accelerator, cfg.batch_size)
-    return Data(dataset, loader, held_out, epoch, mid_epoch=start > 0)
+    samples, kept_back = dataset, None if held_out is None else _capped(held_out, cfg.max_eval_samples)
+    if preload:
+        samples, kept_back = preloaded(samples, kept_back, copies=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    loader = _loader(cfg, samples, accelerator, cfg.batch_size, sampler=sampler, shuffle=False)
+    if kept_back is not None:
+        kept_back = _loader(cfg, kept_back, accelerator, cfg.batch_size)
+    draws_once = cfg.num_workers > 0 and cfg.persistent_workers
+    return Data(dataset, loader, kept_back, epoch, mid_epoch=start > 0, draws_once=draws_once)
 
 
 def prepare(
@@ -204,14 +225,16 @@ def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, 
 def _loader(cfg: Any, dataset: Any, accelerator: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
     from lerobot.utils.collate import lerobot_collate_fn
 
-    meta = getattr(dataset, "meta", None) or dataset.dataset.meta  # a Subset has none of its own
-    workers = cfg.num_workers > 0
+    whole: Any = dataset.dataset if isinstance(dataset, Subset) else dataset
+    in_memory = isinstance(whole, SamplesInMemory)
+    collate_fn: Any = as_it_is if in_memory else lerobot_collate_fn if whole.meta.has_language_columns else None
+    workers = cfg.num_workers > 0 and not in_memory
     return DataLoader(
         dataset,
         batch_size=batch_size,
-        num_workers=cfg.num_workers,
+        num_workers=cfg.num_workers if workers else 0,
         pin_memory=accelerator.device.type == "cuda",
-        collate_fn=lerobot_collate_fn if meta.has_language_columns else None,
+        collate_fn=collate_fn,
         prefetch_factor=cfg.prefetch_factor if workers else None,
         persistent_workers=cfg.persistent_workers and workers,
         multiprocessing_context=cfg.dataloader_multiprocessing_context if workers else None,

@@ -31,7 +31,7 @@ def train(cfg: Any, craft: CraftConfig) -> None:
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
-    if not craft.enabled and craft != CraftConfig():
+    if not craft.enabled and craft != CraftConfig(preload=craft.preload):
         logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
     with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:

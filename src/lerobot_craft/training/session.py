@@ -108,7 +108,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
         logger.warning("image transforms draw ahead of the steps: a resumed run sees other ones than one that went on")
     if cfg.resume:
         step, optimizer, scheduler = read_training_state(cfg.checkpoint_path, optimizer, scheduler)
-    data = parts.make_data(cfg, dataset, held_out, accelerator, step)
+    data = parts.make_data(cfg, dataset, held_out, accelerator, step, preload=craft.preload)
     began = time.perf_counter()
     if origin is not None:
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator)

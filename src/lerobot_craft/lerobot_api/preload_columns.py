@@ -1,0 +1,168 @@
+"""Every feature of every frame of a dataset as one tensor: read in bulk, each image decoded once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lerobot_craft.errors import CraftError
+
+if TYPE_CHECKING:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+_BYTE_MODES = ("L", "RGB", "RGBA")  # of PIL: one byte per channel, which lerobot gives as floats of byte / 255
+_IMAGES_AT_ONCE = 1024
+_VIDEO_FRAMES_AT_ONCE = 64
+_LEAVE_OUT = "leave out --craft.preload for this dataset"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One feature of every frame, and what a sample takes of it.
+
+    Attributes:
+        values: [N, ...].
+        window: [D] frames before or after the sample's own that belong to the sample; None: its own alone.
+        in_bytes: Images that a sample has as floats.
+        has_axis: Whether a window has an axis of its own in a sample.
+    """
+
+    values: Tensor
+    window: Tensor | None = None
+    in_bytes: bool = False
+    has_axis: bool = True
+
+    def at(self, rows: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """Of samples [B] whose episodes begin and end with the rows `first` and `last`: [B, ...] or [B, D, ...]."""
+        if self.window is None:
+            values = self.values[rows]
+        else:
+            values = self.values[(rows[:, None] + self.window).clamp(first[:, None], last[:, None])]
+            values = values if self.has_axis else values.squeeze(1)
+        # As torchvision's ToTensor, which lerobot converts images with.
+        return values.to(torch.get_default_dtype()).div(255) if self.in_bytes else values
+
+
+def read_columns(dataset: "LeRobotDataset") -> dict[str, Column | list[str]]:
+    """What a sample is made of, in its order: videos, then the table's columns; strings are lists of N."""
+    import datasets as hf  # type: ignore[import-untyped]
+
+    table = dataset.hf_dataset
+    windows = sample_windows(dataset)
+    columns: dict[str, Column | list[str]] = {}
+    for name in dataset.meta.video_keys:
+        window = windows.get(name)
+        # lerobot drops the axis of a video's window with a single frame, and keeps that of an image's.
+        columns[name] = Column(_video(dataset, name), window, has_axis=window is not None and len(window) > 1)
+    for name, feature in table.features.items():
+        cells = table.data.column(name)
+        if isinstance(feature, hf.Image):
+            columns[name] = Column(_images(dataset, name), windows.get(name), in_bytes=True)
+        elif isinstance(feature, hf.Value) and feature.dtype == "string":
+            columns[name] = cells.to_pylist()
+        else:
+            columns[name] = Column(numbers(dataset, name), windows.get(name))
+    return columns
+
+
+def sample_windows(dataset: "LeRobotDataset") -> dict[str, Tensor]:
+    """Features of which a sample has several frames: [D] frames before or after the sample's own."""
+    return {name: torch.tensor(deltas) for name, deltas in (dataset.reader.delta_indices or {}).items()}
+
+
+def episode_bounds(dataset: "LeRobotDataset") -> tuple[Tensor, Tensor]:
+    """Of each row [N], the first and the last row of its episode."""
+    table = dataset.hf_dataset.data
+    index, episode = (table.column(name).to_numpy().astype(np.int64) for name in ("index", "episode_index"))
+    limits = (np.asarray(dataset.meta.episodes[name]) for name in ("dataset_from_index", "dataset_to_index"))
+    start, end = (limit[episode] for limit in limits)
+    rows = np.arange(len(index))
+    first, last = rows - (index - start), rows + (end - 1 - index)
+    # lerobot finds the frames of a window by their numbers; their rows are as good if every episode is whole and in
+    # order: then all of its rows agree on where it begins and ends, and there are as many as lie between.
+    lengths = np.bincount(episode, minlength=len(dataset.meta.episodes))[episode]
+    whole = (last - first + 1 == lengths).all() and (first >= 0).all() and (last < len(rows)).all()
+    if not (whole and (first[first] == first).all() and (episode[first] == episode).all()):
+        raise CraftError(f"the frames of {dataset.repo_id} are not in the order of their episodes: {_LEAVE_OUT}")
+    return torch.from_numpy(first), torch.from_numpy(last)
+
+
+def numbers(dataset: "LeRobotDataset", name: str) -> Tensor:
+    """Values [N, ...] in the types of lerobot's samples, which are those that torch gives to Python's own numbers."""
+    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+    column: Any = dataset.hf_dataset.data.column(name)
+    count, empty = len(column), column.null_count
+    while not pa.types.is_primitive(column.type):
+        if isinstance(column.type, pa.ExtensionType):  # a matrix
+            column = pa.chunked_array([chunk.storage for chunk in column.chunks])
+        column = pc.list_flatten(column)
+        empty += column.null_count
+    shape = tuple(dataset.meta.features[name]["shape"])
+    shape = () if shape == (1,) else shape  # lerobot stores a vector of one as a number
+    if empty or len(column) != count * int(np.prod(shape)):
+        raise CraftError(f"{name} of {dataset.repo_id} has no value, or only a part of one, in some frames")
+    values = column.to_numpy()
+    kind = {"b": np.bool_, "i": np.int64, "u": np.int64}.get(values.dtype.kind, np.float32)
+    return torch.from_numpy(values.astype(kind)).view(count, *shape)
+
+
+def _images(dataset: "LeRobotDataset", name: str) -> Tensor:
+    """Images [N, C, H, W] in bytes."""
+    decode = dataset.hf_dataset.features[name].decode_example
+    cells = dataset.hf_dataset.data.column(name)
+    pictures = picture = torch.empty(0)
+    before: Any = None
+    for row, encoded in enumerate(_in_blocks(cells)):
+        # A blank camera shows the same picture all the time: it is decoded once.
+        if encoded != before:
+            before, picture = encoded, _picture(dataset, name, decode(encoded))
+        if row == 0:
+            pictures = torch.empty(len(cells), *picture.shape, dtype=torch.uint8)
+        if picture.shape != pictures.shape[1:]:
+            raise CraftError(f"the images {name} of {dataset.repo_id} are not all of one size: {_LEAVE_OUT}")
+        pictures[row] = picture
+    return pictures
+
+
+def _in_blocks(cells: Any) -> Iterator[Any]:
+    """Cells as Python objects; not all at once, because they are as large as the files."""
+    for start in range(0, len(cells), _IMAGES_AT_ONCE):
+        yield from cells.slice(start, _IMAGES_AT_ONCE).to_pylist()
+
+
+def _picture(dataset: "LeRobotDataset", name: str, image: Any) -> Tensor:
+    if image.mode not in _BYTE_MODES:
+        raise CraftError(
+            f"the images {name} of {dataset.repo_id} are stored as {image.mode}, and --craft.preload keeps "
+            f"{', '.join(_BYTE_MODES)} only: {_LEAVE_OUT}"
+        )
+    pixels = torch.from_numpy(np.array(image))  # [H, W] or [H, W, C]
+    return pixels.view(*pixels.shape[:2], -1).permute(2, 0, 1)
+
+
+def _video(dataset: "LeRobotDataset", name: str) -> Tensor:
+    """Frames [N, C, H, W] as lerobot decodes them, many of an episode at a time."""
+    timestamp, episode = numbers(dataset, "timestamp"), numbers(dataset, "episode_index")
+    frames = torch.empty(0)
+    for start, stop in _stretches(episode):
+        query = {name: timestamp[start:stop].tolist()}
+        decoded = dataset.reader._query_videos(query, int(episode[start]))[name]
+        if start == 0:
+            frames = torch.empty(len(episode), *decoded.shape[-3:], dtype=decoded.dtype)
+        frames[start:stop] = decoded
+    return frames
+
+
+def _stretches(episode: Tensor) -> Iterator[tuple[int, int]]:
+    """Rows from and to, within one episode each and few enough to be decoded at once."""
+    _, lengths = torch.unique_consecutive(episode, return_counts=True)
+    start = 0
+    for length in lengths.tolist():
+        stop = start + length
+        yield from ((row, min(row + _VIDEO_FRAMES_AT_ONCE, stop)) for row in range(start, stop, _VIDEO_FRAMES_AT_ONCE))
+        start = stop
