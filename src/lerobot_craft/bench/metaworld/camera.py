@@ -1,0 +1,53 @@
+"""Pictures of a scene: one fixed view, drawn without what costs time and shows nothing."""
+
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lerobot_craft.bench.metaworld.gl import import_mujoco, no_drawing
+from lerobot_craft.bench.metaworld.tasks import Scene
+
+_LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (-0.02, 0.72, 0.13), 1.0, 140.0, -40.0  # the arm hides little from here
+_MARKER_RADIUS = 0.025
+
+# An OpenGL context belongs to the thread that made it.
+_here = threading.local()
+
+
+def photograph(model: Any, data: Any, scene: Scene, side: int) -> npt.NDArray[np.uint8]:
+    """The scene [side, side, 3]: no sites, which Meta-World draws at the goal, but the scene's own markers."""
+    mujoco = import_mujoco()
+    renderer = _renderer(model, side)
+    camera, option = mujoco.MjvCamera(), mujoco.MjvOption()
+    camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION
+    option.sitegroup[:] = 0
+    renderer.update_scene(data, camera, option)
+    drawn = renderer.scene
+    for flag in ("SHADOW", "REFLECTION", "HAZE"):
+        drawn.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
+    for marker in scene.markers:
+        ball = drawn.geoms[drawn.ngeom]
+        size, turn = np.full(3, _MARKER_RADIUS), np.eye(3).ravel()
+        colour = np.array([*marker.rgb, 1.0], np.float32)
+        mujoco.mjv_initGeom(ball, mujoco.mjtGeom.mjGEOM_SPHERE, size, np.array(marker.at), turn, colour)
+        drawn.ngeom += 1
+    picture: npt.NDArray[np.uint8] = renderer.render()
+    return picture
+
+
+def _renderer(model: Any, side: int) -> Any:
+    """One renderer for each model and size: to make one takes a hundred times as long as a picture."""
+    renderers: dict[tuple[int, int], Any] = _here.__dict__.setdefault("renderers", {})
+    key = (id(model), side)  # models live as long as the process
+    if key not in renderers:
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 0
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, side)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, side)
+        try:
+            renderers[key] = import_mujoco().Renderer(model, side, side)
+        except Exception as error:  # whatever a driver raises
+            raise no_drawing(error) from error
+    return renderers[key]

@@ -1,0 +1,73 @@
+"""What `--env.type=craft_metaworld` stands for: its flags, its features and how lerobot builds it."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.wrappers import TimeLimit
+from lerobot.configs import FeatureType, PolicyFeature
+from lerobot.envs import EnvConfig
+from lerobot.envs.utils import FreezeAfterEpisodeEnd
+
+from lerobot_craft.bench.metaworld.environment import CAMERA, MetaWorldEnv
+from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, STATE_NAMES, find_task
+
+
+@EnvConfig.register_subclass("craft_metaworld")
+@dataclass
+class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyped here
+    """Tasks are named in `task`, separated by commas; each is a task group of its own in eval_info.json.
+
+    Attributes:
+        image_size: pixels of a side of the camera's picture.
+        render: draw it. Without it the camera shows black, for policies that insist on having one.
+        episode_length: steps until an episode has failed; None takes each task's own.
+    """
+
+    task: str = "faucet-open,faucet-close"
+    fps: int = FPS
+    image_size: int = 16
+    render: bool = False
+    episode_length: int | None = None
+    features: dict[str, PolicyFeature] = field(default_factory=dict)
+    features_map: dict[str, str] = field(
+        default_factory=lambda: {
+            "action": "action",
+            "agent_pos": "observation.state",
+            f"pixels/{CAMERA}": f"observation.images.{CAMERA}",
+        }
+    )
+
+    def __post_init__(self) -> None:
+        """The features follow from the picture's size."""
+        self.features = {
+            "action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,)),
+            "agent_pos": PolicyFeature(FeatureType.STATE, (len(STATE_NAMES),)),
+            f"pixels/{CAMERA}": PolicyFeature(FeatureType.VISUAL, (self.image_size, self.image_size, 3)),
+        }
+
+    @property
+    def gym_kwargs(self) -> dict[str, Any]:
+        """What every environment is made with, beside its task."""
+        return {"image_size": self.image_size, "render": self.render}
+
+    def create_envs(
+        self, n_envs: int, use_async_envs: bool = False
+    ) -> dict[str, dict[int, gym.vector.VectorEnv[Any, Any, Any]]]:
+        """One vector of environments for each task, {task: {0: vector}}."""
+        # As in lerobot's own default: the step that ends an episode also reports its success.
+        settings: dict[str, Any] = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+        vector: Any = gym.vector.SyncVectorEnv
+        if use_async_envs and n_envs > 1:
+            vector = gym.vector.AsyncVectorEnv
+            settings["context"] = "forkserver"  # torch's threads do not survive a fork
+        return {
+            task: {0: vector([partial(self._make_one, task)] * n_envs, **settings)}
+            for task in map(str.strip, self.task.split(","))
+        }
+
+    def _make_one(self, task: str) -> Any:
+        length = self.episode_length or find_task(task).max_steps
+        # A batch runs until its slowest episode ends; those that ended before do no more work.
+        return FreezeAfterEpisodeEnd(TimeLimit(MetaWorldEnv(task, **self.gym_kwargs), length))

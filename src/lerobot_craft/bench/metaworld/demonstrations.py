@@ -1,0 +1,114 @@
+"""Recording the experts as a LeRobotDataset v3: by seed, in parallel, whole or not at all."""
+
+import functools
+import math
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from lerobot_craft.bench.metaworld.episodes import Episode, attempts
+from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.bench.metaworld.writing import write_dataset
+from lerobot_craft.errors import CraftError
+
+_BLOCK = 5  # attempts that a process makes at a time
+_FEWEST_SUCCESSES = 0.5  # of the attempts; an expert below that does not know its task
+
+# A piece of work: task, numbers of its attempts.
+_Work = tuple[str, range]
+_Perform = Callable[[list[_Work]], Iterator[list[Episode | None]]]
+
+
+def record(
+    root: Path,
+    tasks: Sequence[str],
+    episodes: int,
+    seed: int,
+    *,
+    image_size: int = 16,
+    render: bool = False,
+    jobs: int = 1,
+    progress: bool = True,
+) -> Path:
+    """Write `episodes` successful demonstrations of each task to `root`, which must not exist yet, and return it.
+
+    Tasks alternate, episode by episode. The values depend on the seed alone, not on the number of processes.
+
+    Args:
+        root: where the dataset goes; its repo_id is `craft/` and the directory's name.
+        tasks: names in `TASKS`.
+        episodes: of each task.
+        seed: of start states and noise.
+        image_size: pixels of a side of the camera's picture.
+        render: draw that picture; without it the camera shows black, for policies that insist on having one.
+        jobs: processes that simulate.
+        progress: show a bar.
+    """
+    if root.exists():
+        raise CraftError(f"{root} is there already: remove it, or record to another place.")
+    for task in tasks:
+        find_task(task)
+    # Beside the final place, so that the last step is a rename: an interrupted recording leaves no half dataset.
+    partial = root.with_name(f"{root.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    side = image_size if render else None
+    show = functools.partial(tqdm, total=len(tasks) * episodes, unit="episode", disable=not progress)
+    with _processes(jobs, seed, side) as perform, show(desc="demonstrations") as bar:
+        found = _demonstrate(tasks, episodes, perform, bar.update)
+    try:
+        with show(desc="dataset") as bar:
+            write_dataset(partial, f"craft/{root.name}", found, image_size, bar.update)
+        partial.rename(root)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return root
+
+
+def _demonstrate(
+    tasks: Sequence[str], episodes: int, perform: _Perform, advance: Callable[[int], object]
+) -> dict[str, list[Episode]]:
+    """The first `episodes` successes of each task, in the order of the attempts."""
+    found: dict[str, list[Episode]] = {task: [] for task in tasks}
+    made = dict.fromkeys(tasks, 0)  # attempts
+    while short := [task for task in found if len(found[task]) < episodes]:
+        work = []
+        for task in short:
+            if len(found[task]) < _FEWEST_SUCCESSES * made[task]:
+                raise CraftError(
+                    f"The expert of {task} succeeded in {len(found[task])} of {made[task]} attempts, too few to record "
+                    "it: choose another task, or give this one more max_steps in bench/metaworld/tasks.py."
+                )
+            blocks = math.ceil((episodes - len(found[task])) / _BLOCK)
+            work += [(task, range(made[task] + i * _BLOCK, made[task] + (i + 1) * _BLOCK)) for i in range(blocks)]
+            made[task] += blocks * _BLOCK
+        for (task, _), block in zip(work, perform(work), strict=True):
+            fresh = [episode for episode in block if episode is not None][: episodes - len(found[task])]
+            found[task] += fresh
+            advance(len(fresh))
+    return found
+
+
+@contextmanager
+def _processes(jobs: int, seed: int, side: int | None) -> Iterator[_Perform]:
+    """Something that performs pieces of work in order: here, or in several processes."""
+    if jobs <= 1:
+        yield lambda work: (attempts(task, seed, numbers, side) for task, numbers in work)
+        return
+    # A fork would take torch's threads along.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+
+        def perform(work: list[_Work]) -> Iterator[list[Episode | None]]:
+            futures = [pool.submit(attempts, task, seed, numbers, side) for task, numbers in work]
+            return (future.result() for future in futures)
+
+        try:
+            yield perform
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise

@@ -1,0 +1,66 @@
+"""The suite as a gymnasium environment; of lerobot it knows no more than the names of its observations."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from lerobot_craft.bench.metaworld.simulation import FloatArray, Simulation, UInt8Array
+from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, STATE_NAMES
+
+CAMERA = "top"
+_VIDEO_SIDE = 240  # pixels of a picture for people
+_ROOM = 10.0  # metres, and more than anything moves; gymnasium wants bounds
+_SEEDS = 2**31  # where the start of an unseeded episode is drawn from
+
+
+class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
+    """One task; an episode ends with its first success.
+
+    Args:
+        task: its name in `TASKS`.
+        image_size: pixels of a side of the camera's picture.
+        render: draw that picture. Without it the camera shows black, for policies that insist on having one.
+
+    Attributes:
+        task: the name.
+        task_description: the instruction; lerobot-eval asks for both.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 - gymnasium's name and type
+    render_mode = "rgb_array"
+
+    def __init__(self, task: str, image_size: int = 16, render: bool = False) -> None:
+        self._simulation = Simulation(task)
+        self.task, self.task_description = task, self._simulation.task.instruction
+        self._side, self._draws = image_size, render
+        self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTION_DIM,), np.float32)
+        picture = gym.spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
+        state = gym.spaces.Box(-_ROOM, _ROOM, (len(STATE_NAMES),), np.float32)
+        self.observation_space = gym.spaces.Dict({"agent_pos": state, "pixels": gym.spaces.Dict({CAMERA: picture})})
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Start an episode: the same seed, the same start, in every task of a scene."""
+        super().reset(seed=seed, options=options)
+        self._simulation.reset(int(self.np_random.integers(_SEEDS)) if seed is None else seed)
+        return self._observation(), {"is_success": False}
+
+    def step(self, action: FloatArray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """One control step; the reward is 1 for success, else 0."""
+        success = self._simulation.step(action)
+        return self._observation(), float(success), success, False, {"is_success": success}
+
+    def expert(self) -> FloatArray:
+        """What the scripted expert would do now."""
+        return self._simulation.expert()
+
+    def render(self) -> UInt8Array:
+        """A picture for people; drawn whatever the policy is shown."""
+        return self._simulation.image(_VIDEO_SIDE)
+
+    def _observation(self) -> dict[str, Any]:
+        side = self._side
+        picture = self._simulation.image(side) if self._draws else np.zeros((side, side, 3), np.uint8)
+        return {"agent_pos": self._simulation.state(), "pixels": {CAMERA: picture}}

@@ -1,0 +1,98 @@
+"""Scenarios: what a policy can do, what it is then taught, and which of the two share a scene.
+
+The held-out rule: a method's knobs are chosen on `tuning` scenarios and nowhere else, tables show `final` ones, and no
+task is in both. To add one, write a line below, or put it into `SCENARIOS` from your own code. A scenario that you have
+looked at while choosing a setting is a `tuning` one from then on.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.errors import CraftError
+
+Role = Literal["tuning", "final"]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Old tasks, and new ones that are learned one after the other.
+
+    Attributes:
+        name: as in `craft bench --scenario`.
+        role: what it may be used for.
+        old: what the base policy is trained on, together.
+        new: what it is fine-tuned on, in this order.
+    """
+
+    name: str
+    role: Role
+    old: tuple[str, ...]
+    new: tuple[str, ...]
+
+    @property
+    def pair(self) -> tuple[str, str] | None:
+        """The first (earlier task, new task) that happen in the same scene: only the instruction tells them apart."""
+        return self.pairs[0] if self.pairs else None
+
+    @property
+    def pairs(self) -> tuple[tuple[str, str], ...]:
+        """All of them, in the order of the new tasks."""
+        order = self.old + self.new
+        return tuple(
+            (earlier, new)
+            for position, new in enumerate(self.new, start=len(self.old))
+            for earlier in order[:position]
+            if find_task(earlier).scene.name == find_task(new).scene.name
+        )
+
+
+_TABLE = (
+    Scenario(
+        "faucet",
+        "tuning",
+        old=("faucet-open", "button-topdown", "handle-press", "plate-in", "push-red"),
+        new=("faucet-close",),
+    ),
+    Scenario(
+        "handle",
+        "tuning",
+        old=("side-handle-press", "button-wall", "reach-red", "plate-in", "push-red"),
+        new=("side-handle-pull",),
+    ),
+    # Two easy tasks: to see within minutes that everything runs.
+    Scenario("reach", "tuning", old=("reach-red",), new=("reach-blue",)),
+    Scenario(
+        "window",
+        "final",
+        old=("window-open", "drawer-open", "dial-turn", "coffee-button", "plate-out"),
+        new=("window-close",),
+    ),
+    Scenario(
+        "drawer",
+        "final",
+        old=("drawer-open", "door-lock", "button-front", "lever-pull", "plate-out"),
+        new=("drawer-close",),
+    ),
+    Scenario(
+        "lock",
+        "final",
+        old=("door-lock", "window-close", "dial-turn", "coffee-button", "button-front"),
+        new=("door-unlock",),
+    ),
+    Scenario(
+        "sequence",
+        "final",
+        old=("window-open", "drawer-open", "button-front", "plate-out"),
+        new=("dial-turn", "window-close", "door-lock", "drawer-close", "door-unlock"),
+    ),
+)
+
+SCENARIOS: dict[str, Scenario] = {scenario.name: scenario for scenario in _TABLE}
+
+
+def find_scenario(name: str) -> Scenario:
+    """The scenario of that name."""
+    if name not in SCENARIOS:
+        raise CraftError(f"There is no scenario {name!r}. There are: {', '.join(SCENARIOS)}.")
+    return SCENARIOS[name]

@@ -1,0 +1,134 @@
+import json
+import os
+import subprocess
+import sys
+
+import draccus
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from lerobot.envs import EnvConfig, make_env, make_env_config, preprocess_observation
+from lerobot.envs.utils import NEW_ROLLOUT_OPTION
+
+from lerobot_craft.bench.metaworld.configuration import CraftMetaWorldConfig
+from lerobot_craft.bench.metaworld.environment import MetaWorldEnv
+from lerobot_craft.bench.metaworld.tasks import find_task
+
+
+@pytest.fixture
+def vectors():
+    """Function from settings to the vector environments that lerobot builds, by task."""
+    made = []
+
+    def make(n_envs=1, **settings):
+        environments = make_env(make_env_config("craft_metaworld", **settings), n_envs=n_envs)
+        made.extend(tasks[0] for tasks in environments.values())
+        return {name: tasks[0] for name, tasks in environments.items()}
+
+    yield make
+    for vector in made:
+        vector.close()
+
+
+def start(vector, seeds):
+    """As lerobot's rollout starts episodes."""
+    return vector.reset(seed=seeds, options={NEW_ROLLOUT_OPTION: True})[0]
+
+
+def test_gymnasium_accepts_it():
+    check_env(MetaWorldEnv("drawer-close"), skip_render_check=True)
+
+
+def test_the_expert_succeeds_in_the_environment_that_lerobot_builds(vectors):
+    (vector,) = vectors(n_envs=2, task="drawer-close").values()
+    start(vector, [1, 2])
+    seen = []
+    for _ in range(find_task("drawer-close").max_steps):
+        *_, info = vector.step(np.stack(vector.call("expert")))
+        if "final_info" in info:
+            seen.append(info["final_info"]["is_success"] & info["_final_info"])
+    assert np.any(seen, axis=0).tolist() == [True, True]
+
+
+def test_an_episode_without_success_ends_at_the_tasks_limit(vectors):
+    (vector,) = vectors(task="drawer-close").values()
+    assert vector.call("_max_episode_steps") == (50,)
+    start(vector, [1])
+    still = np.zeros((1, 4), np.float32)
+    ended = [vector.step(still)[2:4] for _ in range(50)]
+    assert [bool(terminated[0]) for terminated, _ in ended] == [False] * 50
+    assert [bool(truncated[0]) for _, truncated in ended] == [False] * 49 + [True]
+
+
+def test_the_limit_can_be_set(vectors):
+    (vector,) = vectors(task="drawer-close", episode_length=7).values()
+    assert vector.call("_max_episode_steps") == (7,)
+
+
+def test_lerobot_reads_its_observations_and_instructions(vectors):
+    environments = vectors(n_envs=2, task="faucet-open, faucet-close", image_size=24)
+    assert list(environments) == ["faucet-open", "faucet-close"]
+    starts = []
+    for name, vector in environments.items():
+        observation = preprocess_observation(start(vector, [1, 2]))
+        shapes = {key: tuple(value.shape) for key, value in observation.items()}
+        assert shapes == {"observation.images.top": (2, 3, 24, 24), "observation.state": (2, 7)}
+        assert vector.call("task_description") == (find_task(name).instruction,) * 2
+        starts.append(observation["observation.state"].numpy())
+    np.testing.assert_array_equal(*starts)
+
+
+def test_the_camera_is_black_unless_it_is_switched_on(vectors):
+    for render in (False, True):
+        (vector,) = vectors(task="drawer-close", render=render, image_size=32).values()
+        assert start(vector, [0])["pixels"]["top"].any() == render
+        assert vector.call("render")[0].shape == (240, 240, 3)
+
+
+def test_unseeded_episodes_start_in_different_places():
+    env = MetaWorldEnv("faucet-open")
+    env.reset(seed=0)
+    states = [env.reset()[0]["agent_pos"] for _ in range(3)]
+    assert len(np.unique(states, axis=0)) == 3
+
+
+def test_the_configuration_survives_a_file():
+    config = CraftMetaWorldConfig(task="dial-turn", image_size=48, render=True)
+    assert draccus.decode(EnvConfig, json.loads(json.dumps(draccus.encode(config, EnvConfig)))) == config
+    assert config.features["pixels/top"].shape == (48, 48, 3)
+
+
+@pytest.mark.slow  # a process that imports lerobot and plays two episodes
+@pytest.mark.timeout(600)
+def test_stock_lerobot_eval_plays_it(tmp_path):
+    from lerobot.envs import env_to_policy_features
+
+    from lerobot_craft.tiny.checkpoints import make_checkpoint
+
+    features = env_to_policy_features(CraftMetaWorldConfig())
+    # Statistics so narrow that the hand goes to the red target whatever the weights say.
+    heading, width = np.array([-0.6, 0.6, -0.15, 0.0], np.float32), 0.01
+    stats = {"action": (heading, width), "observation.state": (np.zeros(7, np.float32), 1.0)}
+    policy = make_checkpoint(
+        "smolvla",
+        tmp_path / "policy",
+        output_features={"action": features.pop("action")},
+        input_features=features,
+        dataset_stats={
+            name: {"mean": mean, "std": np.full_like(mean, std), "min": mean - std, "max": mean + std}
+            for name, (mean, std) in stats.items()
+        },
+        instructions=[find_task(name).instruction for name in ("reach-red", "reach-blue")],
+        action_chunks=heading + width * np.random.default_rng(0).uniform(-1, 1, (20, 10, 4)),
+    )
+    command = [
+        *(sys.executable, "-m", "lerobot.scripts.lerobot_eval", f"--policy.path={policy}", "--policy.device=cpu"),
+        *("--env.discover_packages_path=lerobot_craft.bench.metaworld", "--env.type=craft_metaworld"),
+        *("--env.task=reach-red,reach-blue", "--eval.n_episodes=1", "--eval.batch_size=1"),
+        f"--output_dir={tmp_path / 'eval'}",
+    ]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    groups = json.loads((tmp_path / "eval" / "eval_info.json").read_text())["per_group"]
+    assert {name: group["pc_success"] for name, group in groups.items()} == {"reach-red": 100, "reach-blue": 0}

@@ -1,0 +1,55 @@
+import pytest
+
+from lerobot_craft.bench.metaworld.tasks import TASKS, find_task
+from lerobot_craft.bench.scenarios import SCENARIOS, Scenario, find_scenario
+from lerobot_craft.errors import CraftError
+
+SINGLE = [scenario for scenario in SCENARIOS.values() if len(scenario.old) == 5]
+
+
+def tasks_of(role):
+    return {task for scenario in SCENARIOS.values() if scenario.role == role for task in scenario.old + scenario.new}
+
+
+def test_no_task_is_both_tuned_on_and_shown():
+    assert not tasks_of("tuning") & tasks_of("final")
+    assert not {find_task(t).scene.name for t in tasks_of("tuning")} & {
+        find_task(t).scene.name for t in tasks_of("final")
+    }
+
+
+def test_there_are_two_to_tune_on_and_three_to_show():
+    assert [scenario.role for scenario in SINGLE] == ["tuning", "tuning", "final", "final", "final"]
+
+
+@pytest.mark.parametrize("scenario", SINGLE, ids=lambda scenario: scenario.name)
+def test_the_first_old_task_shares_the_scene_of_the_new_one_and_no_other_does(scenario):
+    assert scenario.pairs == ((scenario.old[0], *scenario.new),)
+    assert scenario.pair == (scenario.old[0], *scenario.new)
+    assert len({find_task(task).scene.name for task in scenario.old}) == 5
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=lambda scenario: scenario.name)
+def test_every_scenario_names_tasks_that_exist_once(scenario):
+    tasks = scenario.old + scenario.new
+    assert len(set(tasks)) == len(tasks)
+    assert set(tasks) <= set(TASKS)
+
+
+def test_the_sequence_comes_back_to_scenes_of_the_base_and_of_its_own():
+    sequence = SCENARIOS["sequence"]
+    assert (len(sequence.old), len(sequence.new)) == (4, 5)
+    assert sequence.pairs == (
+        ("window-open", "window-close"),
+        ("drawer-open", "drawer-close"),
+        ("door-lock", "door-unlock"),
+    )
+
+
+def test_a_scenario_of_ones_own_may_have_no_pair():
+    assert Scenario("mine", "tuning", old=("dial-turn",), new=("lever-pull",)).pair is None
+
+
+def test_an_unknown_scenario_is_refused_with_those_there_are():
+    with pytest.raises(CraftError, match=r"no scenario 'kitchen'.*faucet.*sequence"):
+        find_scenario("kitchen")
