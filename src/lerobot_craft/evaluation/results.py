@@ -1,0 +1,295 @@
+"""`results.json`, schema 1: what was run, what came out, and the summary of it. Read strictly, written atomically."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from lerobot_craft.anchors.files import read_bytes, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.errors import CraftError
+
+SCHEMA = 1
+
+Role = Literal["tuning", "final"]
+
+
+@dataclass(frozen=True)
+class Anchors:
+    """What a method kept of the old tasks.
+
+    Attributes:
+        source: Where anchors come from (`dataset`, `cross`, `both`); None for a method without any.
+        frames: Frames of old data that the method needs.
+        bytes: Size of those frames as stored in their dataset: what a user must still have.
+        cached_bytes: Size of what was computed from them, the anchor cache.
+        all_frames: Whether it takes every old frame there is, as joint training does. Its number then differs between
+            scenarios without being another setting.
+    """
+
+    source: str | None
+    frames: int
+    bytes: int
+    cached_bytes: int
+    all_frames: bool = False
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Distance from the teacher on old tasks at the end of training; None where it was not measured."""
+
+    action: float | None
+    hidden: float | None
+    action_by_task: dict[str, float] = field(default_factory=dict)
+    hidden_by_task: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A method's one setting, as typed, and the scenarios on which its value was chosen."""
+
+    flag: str
+    value: str
+    swept_on: list[str]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One task of a sequence, and success on every task after it was learnt."""
+
+    task: str
+    after: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One fine-tuning of one base policy, and success before and after.
+
+    Attributes:
+        method: Name on the command line; `label` is the name for people.
+        role: `tuning` for scenarios on which settings were chosen, `final` for those that were kept for the table.
+        new_task: What was learnt; the last task of a sequence.
+        same_scene: The old task that shares the new one's scene and differs by its instruction only; None without one.
+        base: Success rate of every task before fine-tuning, the new ones included.
+        after: The same tasks afterwards.
+        stages: None, or one entry per task of a sequence, in order.
+        n_episodes: Episodes behind each rate.
+        step_overhead: Time of a step over one of plain fine-tuning; None for plain fine-tuning itself.
+        command: The line that repeats the run.
+    """
+
+    method: str
+    label: str
+    seed: int
+    policy: str
+    scenario: str
+    role: Role
+    new_task: str
+    same_scene: str | None
+    anchors: Anchors
+    base: dict[str, float]
+    after: dict[str, float]
+    stages: list[Stage] | None
+    n_episodes: int
+    steps: int
+    train_seconds: float
+    step_overhead: float | None
+    drift: Drift
+    lambda_final: float | None
+    eps_final: float | None
+    knob: Knob | None
+    command: str
+
+    @property
+    def new_tasks(self) -> list[str]:
+        """What was learnt, in order."""
+        return [self.new_task] if self.stages is None else [stage.task for stage in self.stages]
+
+    @property
+    def old_tasks(self) -> list[str]:
+        """What the policy came with."""
+        new = self.new_tasks
+        return [task for task in self.base if task not in new]
+
+    @property
+    def frames(self) -> int | None:
+        """Old frames as a setting of the method; None where it takes all there are."""
+        return None if self.anchors.all_frames else self.anchors.frames
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean with its 95 % interval; bounds are None for what is so by definition, such as a base's own loss."""
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row of the table: a method at one setting, over scenarios and seeds.
+
+    Attributes:
+        method: As in `Run`; `base` is the policy before fine-tuning.
+        frames: Old frames; None where the method takes all there are.
+        n_episodes: Episodes per task and run; the smallest number if runs differ.
+        old_mean: Success on old tasks afterwards: mean over scenarios of the mean over seeds of the mean over tasks.
+        forgotten: Success on old tasks before minus after.
+        train_seconds: Mean over runs, as are `step_overhead`, `bytes` and `cached_bytes`.
+    """
+
+    method: str
+    label: str
+    policy: str
+    role: Role
+    frames: int | None
+    n_runs: int
+    n_seeds: int
+    scenarios: list[str]
+    n_episodes: int
+    old_mean: Estimate
+    same_scene: Estimate | None
+    new: Estimate
+    forgotten: Estimate
+    train_seconds: float | None
+    step_overhead: float | None
+    bytes: int
+    cached_bytes: int
+    knob: Knob | None
+
+
+@dataclass(frozen=True)
+class SequenceSummary:
+    """One method over sequences of tasks, in LIBERO's scores (`evaluation.continual` has the definitions)."""
+
+    method: str
+    label: str
+    policy: str
+    role: Role
+    frames: int | None
+    n_runs: int
+    n_seeds: int
+    scenarios: list[str]
+    n_episodes: int
+    nbt_all: Estimate
+    nbt_new: Estimate | None
+    fwt_new: Estimate
+    auc_all: Estimate
+    auc_new: Estimate
+    final_base: Estimate
+    final_all: Estimate
+    knob: Knob | None
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """Spearman's rank correlation of drift with lost success, its 95 % interval (None from too few runs), and pairs."""
+
+    rho: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Correlations:
+    """Which drift foretells forgetting, for one policy; None where there are too few pairs or no spread."""
+
+    action_per_run: Correlation | None
+    hidden_per_run: Correlation | None
+    action_per_task: Correlation | None
+    hidden_per_task: Correlation | None
+
+
+@dataclass(frozen=True)
+class Filmstrip:
+    """The same prompt from the same start, as PNG files beside `results.json`; None for one that was not filmed."""
+
+    caption: str
+    before: str | None
+    plain: str | None
+    craft: str | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything that one bench or demo found. `evaluation.summary.collect` makes one from its runs."""
+
+    schema: int
+    craft_version: str
+    created: str
+    command: str
+    settings: dict[str, Any]
+    runs: list[Run]
+    summary: list[Summary]
+    sequences: list[SequenceSummary]
+    correlations: dict[str, Correlations]
+    media: list[Filmstrip]
+
+
+def write_results(path: Path, results: Results) -> None:
+    """Write `results.json` so that a reader sees the former file or this one, never a part."""
+    try:
+        data = to_json(results)
+    except StrictJSONError as error:
+        raise CraftError(f"{path} was not written: {error}.") from error
+    write_atomically(path, data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write what is made from results, with the same promise."""
+    write_atomically(path, text.encode())
+
+
+def read_results(path: Path) -> Results:
+    """Read a `results.json`; anything unknown, missing, doubled or out of range is refused with the field's name."""
+    try:
+        content = parse_object(read_bytes(path))
+        if content.get("schema") != SCHEMA:
+            raise StrictJSONError(f"schema: this release reads schema {SCHEMA}, the file has {content.get('schema')!r}")
+        results = decode(Results, content)
+    except StrictJSONError as error:
+        raise CraftError(
+            f"{path} is no results file of this release: {error}. Write it again with `craft bench`, which keeps "
+            f"finished cells."
+        ) from error
+    try:
+        check_runs(results.runs)
+    except CraftError as error:
+        raise CraftError(f"{path}: {error}") from error
+    return results
+
+
+def check_runs(runs: Iterable[Run]) -> None:
+    """Refuses rates outside [0, 1], tasks that were measured on one side only, and the same run twice."""
+    seen: set[object] = set()
+    for i, run in enumerate(runs):
+        where = f"runs[{i}] ({run.label}, {run.scenario}, seed {run.seed})"
+        if problem := _problem(run):
+            raise CraftError(f"{where}: {problem}.")
+        knob = None if run.knob is None else (run.knob.flag, run.knob.value)
+        key = (run.policy, run.scenario, run.seed, run.role, run.method, run.label, run.frames, knob)
+        if key in seen:
+            raise CraftError(f"{where} is there twice: it would count twice. Remove one of them.")
+        seen.add(key)
+
+
+def _problem(run: Run) -> str | None:
+    if run.n_episodes < 1:
+        return f"n_episodes is {run.n_episodes}, expected at least 1"
+    if set(run.base) != set(run.after):
+        return f"base and after differ in the task {sorted(set(run.base) ^ set(run.after))[0]!r}"
+    if missing := [task for task in run.new_tasks if task not in run.after]:
+        return f"the new task {missing[0]!r} has no success rate"
+    if not run.old_tasks:
+        return "there is no old task in it"
+    if run.same_scene is not None and run.same_scene not in run.old_tasks:
+        return f"the same-scene task {run.same_scene!r} is none of the old tasks"
+    if run.stages is not None and (not run.stages or any(set(stage.after) != set(run.base) for stage in run.stages)):
+        return "a sequence needs stages, and every stage a success rate for each task"
+    tables = [run.base, run.after, *(stage.after for stage in run.stages or ())]
+    for task, rate in (item for table in tables for item in table.items()):
+        if not 0 <= rate <= 1:
+            return f"the success rate of {task!r} is {rate}, expected a number from 0 to 1"
+    return None

@@ -1,0 +1,80 @@
+"""Success of every method on every task, as coloured tables that can also be read without colour."""
+
+from collections.abc import Callable, Sequence
+
+from lerobot_craft.evaluation.results import Role, Run
+from lerobot_craft.evaluation.summary import BASE_LABEL, group_by_setting
+from lerobot_craft.evaluation.table import number
+from lerobot_craft.report.families import full_name
+from lerobot_craft.report.markup import Child, Markup, element, foreground, fragment
+
+# From lost to kept. Every kind of colour vision tells orange from blue, and both are light enough for dark text.
+_LOST, _MIDDLE, _KEPT = (243, 164, 112), (246, 243, 238), (125, 190, 226)
+
+
+def heatmaps(runs: Sequence[Run]) -> Markup | None:
+    """One table per policy and scenario, means over seeds; None without runs."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        groups.setdefault((run.policy, run.scenario), []).append(run)
+    if not groups:
+        return None
+    parts: dict[Role, list[Markup]] = {"final": [], "tuning": []}
+    for (policy, scenario), group in groups.items():
+        parts[group[0].role].append(_heatmap(policy, scenario, group))
+    return foreground(fragment(parts["final"]), fragment(parts["tuning"]))
+
+
+def _heatmap(policy: str, scenario: str, runs: Sequence[Run]) -> Markup:
+    first = runs[0]
+    others = [task for task in first.old_tasks if task != first.same_scene]
+    # The pair that shares a scene comes first: it tells most, and a phone shows the first columns.
+    tasks = [first.same_scene, *first.new_tasks, *others] if first.same_scene else others + first.new_tasks
+    head = [element("th", task, *_mark(first, task), scope="col") for task in tasks]
+    bases = list({run.seed: run for run in runs}.values())
+    rows = [_row(BASE_LABEL, tasks, bases, lambda run: run.base)]
+    rows += [_row(full_name(group[0]), tasks, group, lambda run: run.after) for group in group_by_setting(runs)]
+    caption = f"{policy}, {scenario}: mean over seeds ({_seeds(runs)}), n = {_episodes(runs)} episodes per task and run"
+    grid = element(
+        "table",
+        element("thead", element("tr", element("th", "method", scope="col"), head)),
+        element("tbody", rows),
+        class_="heat",
+    )
+    # Wider than a phone: the table scrolls by itself, by keyboard too, and what it is about stays.
+    scrolled = element("div", grid, class_="wide", tabindex="0", role="region", aria_label=caption)
+    return fragment(element("p", caption, class_="about"), scrolled)
+
+
+def _row(label: str, tasks: Sequence[str], runs: Sequence[Run], of: Callable[[Run], dict[str, float]]) -> Markup:
+    cells = []
+    for task in tasks:
+        rates = [of(run)[task] for run in runs if task in of(run)]
+        cells.append(_cell(sum(rates) / len(rates)) if rates else element("td", "-"))
+    return element("tr", element("th", label, scope="row"), cells)
+
+
+def _cell(rate: float) -> Markup:
+    return element("td", number(rate), style=f"background:{colour(rate)}")
+
+
+def colour(rate: float) -> str:
+    """Orange at 0, near white in the middle, blue at 1."""
+    first, second, share = (_LOST, _MIDDLE, rate * 2) if rate < 0.5 else (_MIDDLE, _KEPT, rate * 2 - 1)
+    red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _mark(run: Run, task: str) -> list[Child]:
+    if task in run.new_tasks:
+        return [element("small", "new")]
+    return [element("small", "same scene" if task == run.same_scene else "old")]
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return ", ".join(map(str, sorted({run.seed for run in runs})))
+
+
+def _episodes(runs: Sequence[Run]) -> str:
+    counts = sorted({run.n_episodes for run in runs})
+    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"

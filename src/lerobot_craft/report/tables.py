@@ -1,0 +1,151 @@
+"""The page's tables: the summary with interval bars, comparisons with replay, what each method costs."""
+
+from collections.abc import Sequence
+
+from lerobot_craft.evaluation.comparison import Comparison
+from lerobot_craft.evaluation.results import Estimate, Role, Summary
+from lerobot_craft.evaluation.summary import BASE
+from lerobot_craft.evaluation.table import format_estimate, frames, frames_of, grouped, name_of, number, sample_size
+from lerobot_craft.report.families import Family, family_of
+from lerobot_craft.report.markup import Child, Markup, element, foreground, fragment
+
+ROLES: dict[Role, str] = {
+    "final": "scenarios kept for the final table",
+    "tuning": "scenarios on which settings were chosen",
+}
+_BAR, _BAR_HEIGHT = 120.0, 14.0
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Child]], caption: str) -> Markup:
+    """A table whose first column names its row; on a narrow screen each row becomes a card."""
+    head = element("tr", [element("th", column, scope="col") for column in columns])
+    body = [
+        element(
+            "tr",
+            element("th", row[0], scope="row"),
+            [element("td", cell, data_label=column) for column, cell in zip(columns[1:], row[1:], strict=True)],
+        )
+        for row in rows
+    ]
+    return element("table", element("caption", caption), element("thead", head), element("tbody", body), class_="cards")
+
+
+def main_tables(rows: Sequence[Summary]) -> Markup:
+    """What is left of the old tasks and what was learnt, one table per policy and role."""
+    tables = [(group[0].role, _main_table(group)) for group in grouped(rows)]
+    final, tuning = (fragment(*(made for role, made in tables if role == wanted)) for wanted in ("final", "tuning"))
+    return foreground(final, tuning)
+
+
+def _main_table(rows: Sequence[Summary]) -> Markup:
+    first = rows[0]
+    body: list[list[Child]] = []
+    for i, row in enumerate(rows):
+        family = family_of(row.method)
+        estimates = (row.old_mean, row.same_scene, row.new)
+        number_and_name = element("span", str(i), class_="index"), element("span", name_of(row.label, row.knob))
+        name = element("span", *number_and_name, class_="named")
+        body.append([name, frames_of(row), *(with_bar(estimate, family) for estimate in estimates)])
+    return fragment(
+        element("h3", f"{first.policy}: {ROLES[first.role]}"),
+        table(("method", "old frames", "old tasks", "same scene", "new task"), body, sample_size(rows)),
+    )
+
+
+def with_bar(estimate: Estimate | None, family: Family) -> Child:
+    """A rate, its interval in numbers, and both on a bar from 0 to 1."""
+    if estimate is None:
+        return "-"
+    return element("span", _bar(estimate, family), numbers(estimate), class_="measure")
+
+
+def numbers(estimate: Estimate) -> Markup:
+    """The value and, smaller, its interval."""
+    interval = None
+    if estimate.low is not None and estimate.high is not None:
+        interval = element("small", f"{number(estimate.low)} to {number(estimate.high)}")
+    return element("span", element("b", number(estimate.value)), interval)
+
+
+def _bar(estimate: Estimate, family: Family) -> Markup:
+    middle = _BAR_HEIGHT / 2
+    inner = _BAR - 8
+
+    def x(value: float) -> float:
+        return 4 + inner * min(max(value, 0.0), 1.0)
+
+    parts: list[Child] = [element("line", x1=x(0), x2=x(1), y1=middle, y2=middle, class_="track")]
+    if estimate.low is not None and estimate.high is not None:
+        span = {"x1": x(estimate.low), "x2": x(estimate.high), "y1": middle, "y2": middle}
+        parts.append(element("line", class_=f"span {family.css}", **span))
+    parts.append(element("circle", cx=x(estimate.value), cy=middle, r=2.8, class_=f"mark {family.css}"))
+    # The numbers stand beside it: a reader's software need not say them twice.
+    return element("svg", parts, viewBox=f"0 0 {_BAR:g} {_BAR_HEIGHT:g}", class_="bar", aria_hidden="true")
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> Markup | None:
+    """Differences to replay at equal numbers of old frames, on final scenarios unless there are none."""
+    if not comparisons:
+        return None
+    shown = [row for row in comparisons if row.role == "final"] or comparisons
+    body: list[list[Child]] = [
+        [
+            f"{row.label} − {row.reference}",
+            row.policy,
+            f"{row.frames:,}",
+            signed(row.old_mean),
+            signed(row.new),
+            str(row.n_pairs),
+        ]
+        for row in shown
+    ]
+    columns = ("difference", "policy", "old frames", "old tasks", "new task", "pairs of runs")
+    return table(columns, body, "Success of the method minus success of the reference, from the same base policies.")
+
+
+def signed(estimate: Estimate) -> Markup:
+    """A difference with its sign and interval."""
+    sign = "+" if estimate.value > 0 and number(estimate.value) != "0.00" else ""
+    interval = format_estimate(estimate).partition(" ")[2].strip("[]").replace(", ", " to ")
+    return element("span", element("b", sign + number(estimate.value)), element("small", interval))
+
+
+def cost_table(rows: Sequence[Summary]) -> Markup | None:
+    """Time and bytes of each method, on final scenarios unless there are none; None where nothing was trained."""
+    trained = [row for row in rows if row.method != BASE]
+    shown = [row for row in trained if row.role == "final"] or trained
+    if not shown:
+        return None
+    body: list[list[Child]] = [
+        [
+            name_of(row.label, row.knob),
+            row.policy,
+            frames(row.frames),
+            "-" if row.train_seconds is None else duration(row.train_seconds),
+            "-" if row.step_overhead is None else f"{row.step_overhead:.2f}×",
+            size(row.bytes),
+            size(row.cached_bytes),
+        ]
+        for row in shown
+    ]
+    columns = ("method", "policy", "old frames", "training", "step time", "old data", "anchor cache")
+    caption = "Means over runs. Step time is against plain fine-tuning; old data is what must still be there to train."
+    return table(columns, body, caption)
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units, as disks are sold."""
+    if not count:
+        return "0"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit takes everything")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, with about two digits."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,69 @@
+import itertools
+import math
+
+import pytest
+
+from lerobot_craft.report.families import FAMILIES, family_of
+from lerobot_craft.report.planes import spread
+from lerobot_craft.report.plot import Axes, Scale, marker
+from lerobot_craft.report.sequences import apart
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 1.0], [0.3], [0.0], [-2.0, 5.0], [1e-5, 3.0], [0.02, 0.021], [7.0, 7.0], [1e-9, 2e-9]]
+)
+def test_a_scale_holds_its_values_and_has_a_few_round_ticks(values):
+    scale = Scale.of(values)
+    assert all(0 <= scale.position(value) <= 1 for value in values)
+    ticks = scale.ticks()
+    assert 2 <= len(ticks) <= 8
+    assert all(-1e-9 <= scale.position(tick) <= 1 + 1e-9 for tick in ticks)
+    assert all(float(f"{tick:.3g}") == pytest.approx(tick) for tick in ticks)
+
+
+def test_positive_values_over_decades_are_logarithmic():
+    assert Scale.of([0.001, 1.0]).log
+    assert not Scale.of([0.0, 1.0]).log
+    assert Scale.of([0.001, 1.0]).position(math.sqrt(0.001)) == pytest.approx(0.5)
+
+
+def test_up_is_up():
+    axes = Axes(Scale(0, 1), Scale(0, 1))
+    assert axes.at(0, 1)[1] < axes.at(0, 0)[1]
+    assert axes.at(1, 0)[0] > axes.at(0, 0)[0]
+
+
+def test_badges_cover_neither_each_other_nor_other_points():
+    axes = Axes(Scale(0, 1), Scale(0, 1))
+    points = [axes.at(x, 1.0) for x in (1.0, 1.0, 0.99, 0.98, 0.98, 0.5, 0.97, 1.0)]
+    badges = spread(points, axes)
+    assert badges[5] == points[5]  # alone, it stays
+    assert all(math.dist(a, b) >= 17 for a, b in itertools.combinations(badges, 2))
+    assert all(0 < x < axes.width and y > 0 for x, y in badges)
+    assert all(math.dist(b, p) < 90 for b, p in zip(badges, points, strict=True))
+
+
+def test_labels_move_down_only_as_far_as_they_must():
+    assert apart([10.0, 11.0, 40.0]) == [10.0, 23.0, 40.0]
+
+
+def test_families_differ_by_shape_and_not_only_by_colour():
+    assert len({family.marker for family in FAMILIES}) == len(FAMILIES)
+    assert len({marker(family, 5, 5, "").replace(family.css, "") for family in FAMILIES}) == len(FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("base", "before fine-tuning"),
+        ("naive", "plain fine-tuning"),
+        ("er", "old data replayed"),
+        ("joint", "old data replayed"),
+        ("craft", "CRaFT"),
+        ("craft_fixed_lambda", "CRaFT"),
+        ("hidden_documents", "CRaFT"),
+        ("ewc", "other methods"),
+    ],
+)
+def test_methods_have_families(method, name):
+    assert family_of(method).name == name

@@ -1,0 +1,41 @@
+"""Contrast by WCAG 2.1: 4.5 for text, 3 for drawings, in both colour schemes."""
+
+import re
+from importlib.resources import files
+
+import pytest
+
+from lerobot_craft.report.heatmap import colour
+
+CSS = files("lerobot_craft.report").joinpath("style.css").read_text()
+LIGHT, DARK = (dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in CSS.split("@media (prefers")[:2])
+
+
+def luminance(hexadecimal):
+    channels = [int(hexadecimal[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(first, second):
+    light, dark = sorted((luminance(first), luminance(second)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_families_can_be_read_on_the_paper(scheme):
+    for name in ("ink", "soft", "before", "plain", "replay", "craft", "other"):
+        assert contrast(scheme[name], scheme["paper"]) >= 4.5, name
+    assert contrast(scheme["ink"], scheme["raised"]) >= 4.5
+    for family in ("before", "plain", "replay", "craft", "other"):
+        assert contrast(scheme["on-badge"], scheme[family]) >= 4.5, family
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0])
+def test_numbers_can_be_read_on_the_heatmap(rate):
+    assert "color: #14181d" in CSS
+    assert contrast("#14181d", colour(rate)) >= 7
+
+
+def test_lost_and_kept_have_different_colours():
+    assert (colour(0.0), colour(0.5), colour(1.0)) == ("#f3a470", "#f6f3ee", "#7dbee2")
