@@ -290,3 +290,23 @@ def test_a_policy_without_instructions_has_no_cross_anchors(policy, build):
 def test_token_ce_needs_a_policy_that_writes_tokens(policy, build):
     with pytest.raises(CraftError, match="--retention_mode=action"):
         build(policy, retention_mode="token_ce")
+
+
+@pytest.mark.parametrize("policy", ["smolvla", "pi0_fast"])
+def test_walked_anchors_are_where_the_teacher_goes_and_depend_on_the_plan_only(policy, build, teachers):
+    """The hand moves, by the teacher's actions; what is seen stays the beginning of an episode."""
+    options = {"anchor_source": "cross", "retention_mode": "action", "walked_states": 0.7, "num_samples": 30}
+    directory = build(policy, **options)
+    assert verify_cache(directory, teachers(policy))[1].holds
+    anchors = open_cache(directory).take(torch.arange(30))
+    frames = anchors.columns["frame"].tolist()
+    of_frame = {frame: [row for row in range(30) if frames[row] == frame] for frame in frames}
+    walks = [rows for rows in of_frame.values() if len(rows) > 3]
+    assert walks
+    for rows in walks:
+        states = anchors.raw["observation.state"][rows].flatten(start_dim=1)
+        assert len(states.unique(dim=0)) > len(rows) // 2
+    again = build(policy, "again", batch_size=4, **options)
+    other = open_cache(again).take(torch.arange(30))
+    if policy == "pi0_fast":  # greedy: no noise whose draws a batch would share
+        assert torch.allclose(other.raw["observation.state"], anchors.raw["observation.state"], atol=1e-4)

@@ -36,8 +36,18 @@ def test_ranks_share_a_step(cache):
 
 def test_draws_take_turns(build):
     loader = open_cache(build("pi0", retention_mode="action", num_draws=2))
-    draws = [loader.batch(step, 9, seed=0).draw for step in range(6)]
-    assert draws == [0, 0, 1, 1, 2, 2]  # epochs of 18 anchors; the values repeat after two
+    draws = [loader.batch(step, 9, seed=0).draw.tolist() for step in range(6)]
+    assert draws == [[n] * 9 for n in (0, 0, 1, 1, 2, 2)]  # passes over 18 anchors; the values repeat after two
+
+
+def test_few_old_frames_fill_half_of_every_batch_and_meet_fresh_noise(build):
+    loader = open_cache(build("pi0", retention_mode="action", anchor_source="both", old_frames=3, num_draws=4))
+    for step in range(6):
+        batch = loader.batch(step, 8, seed=0)
+        cross = batch.columns["cross"].bool()
+        assert cross.tolist() == [False] * 4 + [True] * 4
+        frames = list(zip(batch.columns["frame"][:4].tolist(), batch.draw[:4].tolist(), strict=True))
+        assert len(set(frames)) == 4  # three frames in four places: the one that comes twice does so in another pass
 
 
 def test_images_that_do_not_fit_into_memory_are_decoded_each_time(cache):

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lerobot_craft.anchors.order import batch_indices
+from lerobot_craft.anchors.order import batch_indices, by_origin, visit
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(1, 4))
 
@@ -92,3 +92,32 @@ def test_the_global_generator_is_left_alone():
 def test_impossible_batches_are_refused(arguments):
     with pytest.raises(ValueError, match="no batch"):
         batch_indices(*arguments)
+
+
+def test_each_origin_fills_its_part_of_a_batch_however_few_it_has():
+    few, many = torch.tensor([3, 5]), torch.arange(10, 110)
+    for step in range(40):
+        indices, passes = visit([few, many], 9, seed=1, step=step)
+        assert torch.isin(indices[:5], few).all()
+        assert torch.isin(indices[5:], many).all()
+        assert passes[:5].tolist() == [(step * 5 + place) // 2 for place in range(5)]
+        assert passes[5:].tolist() == [(step * 4 + place) // 100 for place in range(4)]
+
+
+@given(st.integers(2, 12), st.integers(1, 4), st.integers(0, 50))
+def test_ranks_share_each_origins_part(share, world_size, step):
+    origins = [torch.arange(7), torch.arange(7, 40)]
+    together = visit(origins, 2 * share * world_size, 0, step)
+    ranks = [visit(origins, 2 * share, 0, step, rank, world_size) for rank in range(world_size)]
+    assert sorted(together.indices.tolist()) == sorted(torch.cat([rank.indices for rank in ranks]).tolist())
+    assert sorted(together.passes.tolist()) == sorted(torch.cat([rank.passes for rank in ranks]).tolist())
+
+
+def test_a_batch_too_small_for_every_origin_takes_from_all_of_them_in_turn():
+    seen = {int(visit([torch.arange(2), torch.arange(2, 6)], 1, 0, step).indices) for step in range(6)}
+    assert seen == set(range(6))
+
+
+def test_an_origin_without_anchors_has_no_part():
+    assert [rows.tolist() for rows in by_origin(torch.tensor([0, 1, 0]))] == [[0, 2], [1]]
+    assert [rows.tolist() for rows in by_origin(torch.tensor([1, 1]))] == [[0, 1]]

@@ -80,6 +80,25 @@ def test_both_is_half_and_half():
     assert plan.counts() == [20, 20]
 
 
+def test_both_takes_as_many_old_frames_as_it_is_told():
+    plan = make_plan("both", 40, 0, OLD, FRESH, old_frames=7)
+    assert (len(plan), plan.cross.sum()) == (40, 33)
+
+
+@pytest.mark.parametrize(
+    ("source", "old_frames", "sentence"),
+    [
+        ("dataset", 7, "how many anchors there are is --num_samples"),
+        ("cross", 7, "cross anchors need none"),
+        ("both", 0, "give at least 1"),
+        ("both", 40, "less than there are anchors in all"),
+    ],
+)
+def test_old_frames_that_make_no_sense_are_refused(source, old_frames, sentence):
+    with pytest.raises(CraftError, match=f"--old_frames.*{sentence}"):
+        make_plan(source, 40, 0, OLD, FRESH, old_frames=old_frames)
+
+
 def test_both_covers_an_instruction_without_old_frames_by_cross_anchors():
     plan = make_plan("both", 40, 0, OLD, FRESH, [OPEN, PUSH])
     assert plan.instructions == (OPEN, PUSH)
@@ -211,3 +230,40 @@ def test_an_unreadable_file_is_refused(tmp_path):
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(CraftError, match="UTF-8"):
         parse_old_instructions(str(file))
+
+
+def walking_plan(**options):
+    return make_plan("cross", 120, 0, OLD, FRESH, **{"walked_states": 0.5, "walk_length": 6, **options})
+
+
+def test_walks_begin_at_first_frames_and_are_whole():
+    plan = walking_plan(drawn_states=0.5)
+    assert plan.num_walks == 10
+    assert plan.walk_steps == 6
+    assert plan.counts() == [60, 60]
+    starts = plan.walk_starts()
+    assert (FRESH[0][0].position[plan.frame[starts]] == 0).all()
+    for number, start in enumerate(starts):
+        rows = np.flatnonzero(plan.walk == number)
+        assert sorted(plan.walk_step[rows].tolist()) == list(range(6))
+        for column in (plan.frame, plan.instruction, plan.drawn, plan.dataset):
+            assert (column[rows] == column[start]).all()
+    assert sum(plan.drawn[starts]) in (4, 5, 6)
+
+
+def test_without_walks_a_plan_is_what_it_was():
+    assert make_plan("cross", 20, 0, OLD, FRESH).num_walks == 0
+    assert walking_plan().digest() != walking_plan(walk_length=5).digest()
+
+
+def test_walks_make_more_anchors_than_there_are_frames():
+    frames = len(FRESH[0][0])
+    plan = make_plan("cross", 20 * frames, 0, OLD, FRESH, walked_states=0.9, walk_length=3)
+    stood = plan.walk < 0
+    assert len(plan) > 2 * frames  # all frames under both instructions, and walks beside them
+    assert len(set(zip(plan.frame[stood], plan.instruction[stood], strict=True))) == stood.sum()
+
+
+def test_a_share_of_walks_beyond_one_is_refused():
+    with pytest.raises(CraftError, match=r"--walked_states=1\.5 is a share"):
+        walking_plan(walked_states=1.5)

@@ -29,6 +29,7 @@ from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
 from lerobot_craft.anchors.teacher_values import generators, teacher_columns
+from lerobot_craft.anchors.teacher_walk import walked_states
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
 from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype
@@ -77,6 +78,12 @@ class Job:
     def autocast(self) -> str | None:
         """Dtype in which the teacher computes, where that is not its weights'."""
         return autocast_dtype(self.teacher.config)
+
+    def walk(self, policy: Any) -> Tensor | None:
+        """States of the plan's walks, walked by the teacher's network `policy`; None if it has none."""
+        return walked_states(
+            self.plan, self.teacher, policy, [opened.dataset for opened in self.datasets], self.batch_size
+        )
 
     def recipe(self) -> dict[str, Any]:
         """What must be the same for a build to go on where another one stopped."""
@@ -166,6 +173,7 @@ def _build_shards(
     batches = [(shard, dataset, rows) for shard in shards for dataset, rows in _batches(job, shard)]
     wanted = [(dataset, job.plan.frame[rows]) for _, dataset, rows in batches]
     frames = read_batches([opened.dataset for opened in job.datasets], wanted, num_workers)
+    walked = job.walk(job.teacher.policy) if shards else None
     done: list[tuple[npt.NDArray[np.int64], Columns]] = []
     # Compressing and writing a shard goes on beside the next one's forward passes; one at a time bounds the memory.
     with (
@@ -174,7 +182,7 @@ def _build_shards(
     ):
         pending: Future[ShardRecord] | None = None
         for (shard, dataset, rows), raw in zip(batches, frames, strict=True):
-            done.append((rows, _anchor_columns(job, dataset, rows, raw)))
+            done.append((rows, _anchor_columns(job, dataset, rows, raw, walked)))
             _report(progress, len(rows))
             if sum(len(rows) for rows, _ in done) == len(_rows_of(job, shard)):
                 if pending is not None:
@@ -203,9 +211,11 @@ def _batches(job: Job, shard: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]
             yield int(dataset), of_dataset[start : start + job.batch_size]
 
 
-def _anchor_columns(job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: RawBatch) -> Columns:
+def _anchor_columns(
+    job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: RawBatch, walked: Tensor | None
+) -> Columns:
     teacher, plan = job.teacher, job.plan
-    raw = as_anchors(raw, plan, rows, normalizer_stats(teacher.preprocessor).get(STATE))
+    raw = as_anchors(raw, plan, rows, normalizer_stats(teacher.preprocessor).get(STATE), walked)
     batch = policy_batch(raw, job.datasets[dataset].dataset.meta.camera_keys, teacher.preprocessor)
     with torch.no_grad(), autocast(teacher.config):
         columns = teacher_columns(

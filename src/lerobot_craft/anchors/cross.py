@@ -47,7 +47,7 @@ def draw_states(stats: Stats, n: int, generator: torch.Generator) -> Tensor:
 def jitter_states(states: Tensor, stats: Stats, amount: float, generator: torch.Generator) -> Tensor:
     """States [n, S] plus amount * std * normal; a history [n, T, S] moves as a whole."""
     noise = torch.randn(len(states), states.shape[-1], generator=generator)
-    return _move(states, amount * _spread_of(stats) * noise)
+    return _move(states, amount * spread_of(stats) * noise)
 
 
 def end_histories_at(states: Tensor, last: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def _move(states: Tensor, offset: Tensor) -> Tensor:
     return states + (offset if states.ndim == 2 else offset[:, None]).to(states.dtype)
 
 
-def _spread_of(stats: Stats) -> Tensor:
+def spread_of(stats: Stats) -> Tensor:
     """The standard deviation [S], or that of a uniform distribution between the bounds."""
     if "std" in stats:
         return _vector(stats, "std")
@@ -70,6 +70,14 @@ def _spread_of(stats: Stats) -> Tensor:
             " std, min and max, or q01 and q99 are needed. Set --state_jitter=0."
         )
     return (bounds[1] - bounds[0]) / 12**0.5
+
+
+def limits_of(stats: Stats) -> tuple[Tensor, Tensor]:
+    """Bounds [S] of what the teacher has seen: the known ones, or four standard deviations about the mean."""
+    if (bounds := _bounds(stats)) is not None:
+        return bounds
+    mean, spread = _vector(stats, "mean"), spread_of(stats)
+    return mean - 4 * spread, mean + 4 * spread
 
 
 def _bounds(stats: Stats) -> tuple[Tensor, Tensor] | None:

@@ -13,10 +13,15 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 
 STATE = "observation.state"
+_LEAVE_STATES = "To leave states as they are, set --drawn_states=0, --walked_states=0 and --state_jitter=0."
 
 
 def as_anchors(
-    batch: RawBatch, plan: Plan, anchors: Sequence[int] | npt.NDArray[np.int64], state_stats: Stats | None = None
+    batch: RawBatch,
+    plan: Plan,
+    anchors: Sequence[int] | npt.NDArray[np.int64],
+    state_stats: Stats | None = None,
+    walked: Tensor | None = None,
 ) -> RawBatch:
     """The batch as the plan wants it, before any preprocessor; the given one stays as it is.
 
@@ -28,6 +33,7 @@ def as_anchors(
         plan: The plan.
         anchors: Rows of the plan.
         state_stats: The teacher's statistics of `observation.state`, for drawn and jittered states.
+        walked: States [walks, steps, S] of the plan's walks, if it has any.
 
     Raises:
         CraftError: States are to change and the statistics or the state are missing or do not fit.
@@ -43,26 +49,48 @@ def as_anchors(
                 " Build the cache again into an empty directory."
             )
         return dict(batch)
+    asked = under_old_instructions(batch, plan, rows)
+    if plan.drawn[rows].any() or plan.jitter[rows].any() or (plan.walk[rows] >= 0).any():
+        asked[STATE] = _changed_states(batch, plan, rows, state_stats, walked)
+    return asked
+
+
+def under_old_instructions(batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64]) -> RawBatch:
+    """Observations of new frames, and the old instruction that the plan gives to each."""
     observed = {key: value for key, value in batch.items() if key.startswith("observation.")}
-    if plan.drawn[rows].any() or plan.jitter[rows].any():
-        observed[STATE] = _changed_states(batch, plan, rows, state_stats)
-    return {**observed, "task": wanted}
+    return {**observed, "task": [plan.instructions[index] for index in plan.instruction[rows]]}
 
 
-def _changed_states(batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64], stats: Stats | None) -> Tensor:
+def _changed_states(
+    batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64], stats: Stats | None, walked: Tensor | None
+) -> Tensor:
     """States [n, S] or histories [n, T, S]; each row depends on the plan's seed and its anchor only."""
-    if stats is None or STATE not in batch:
-        lacking = f"the dataset has no {STATE}" if STATE not in batch else f"the teacher has no statistics of {STATE}"
-        raise CraftError(f"States cannot be changed: {lacking}. Set --drawn_states=0 and --state_jitter=0.")
-    states: Tensor = batch[STATE]
+    states: Tensor | None = batch.get(STATE)
+    stats = checked_stats(states, stats)
+    changed = []
+    for place, row in enumerate(rows.tolist()):
+        state = states[place : place + 1]  # type: ignore[index]  # checked there
+        if plan.walk[row] < 0:
+            changed.append(_changed_state(state, plan, row, stats))
+        elif walked is None:
+            raise ValueError("the plan has walks, and their states are not given")
+        else:
+            changed.append(end_histories_at(state, walked[plan.walk[row], plan.walk_step[row]][None]))
+    return torch.cat(changed)
+
+
+def checked_stats(states: Tensor | None, stats: Stats | None) -> Stats:
+    """The teacher's statistics of the state, if there are any and they fit to the dataset's states."""
+    if stats is None or states is None:
+        lacking = f"the dataset has no {STATE}" if states is None else f"the teacher has no statistics of {STATE}"
+        raise CraftError(f"States cannot be changed: {lacking}. {_LEAVE_STATES}")
     widths = {value.numel() for name, value in stats.items() if name in ("mean", "std", "min", "max", "q01", "q99")}
     if widths - {states.shape[-1]}:
         raise CraftError(
             f"The dataset's {STATE} has {states.shape[-1]} dimensions and the teacher's statistics have"
-            f" {max(widths - {states.shape[-1]})}. Use the dataset of the teacher's robot, or set --drawn_states=0 and"
-            " --state_jitter=0."
+            f" {max(widths - {states.shape[-1]})}. Use the dataset of the teacher's robot. {_LEAVE_STATES}"
         )
-    return torch.cat([_changed_state(states[i : i + 1], plan, int(row), stats) for i, row in enumerate(rows)])
+    return stats
 
 
 def _changed_state(state: Tensor, plan: Plan, anchor: int, stats: Stats) -> Tensor:

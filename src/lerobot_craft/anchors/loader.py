@@ -13,7 +13,7 @@ from lerobot_craft.anchors.columns import Column, Columns, Ragged
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images
 from lerobot_craft.anchors.manifest import Manifest
-from lerobot_craft.anchors.order import batch_indices
+from lerobot_craft.anchors.order import by_origin, visit
 from lerobot_craft.anchors.retained import Retained, RetentionMode
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
@@ -32,7 +32,7 @@ class AnchorBatch:
     raw: RawBatch  # observations and `task`, as a data loader would collate them; images uint8
     columns: Columns  # the teacher's values
     instruction: Tensor  # int64 [B]: index into the manifest's instructions, which are the constraint groups
-    draw: int  # which of the stored draws this visit uses
+    draw: int | Tensor = 0  # which of the stored draws this visit uses, int64 [B] or for all; counted without end
 
     def __len__(self) -> int:
         return len(self.instruction)
@@ -54,6 +54,7 @@ class AnchorLoader:
         self._datasets = datasets
         compressed = {f"{INPUT}{name}" for name in self._images}
         self._without_images = set(store.bytes_by_column()) - compressed
+        self._origins = by_origin(_dense(store.take(torch.arange(len(store)), ["cross"])["cross"]))
 
     @property
     def manifest(self) -> Manifest:
@@ -62,11 +63,10 @@ class AnchorLoader:
 
     def batch(self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> AnchorBatch:
         """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
-        indices = batch_indices(len(self.store), batch_size, seed, step, rank, world_size)
-        epoch = step * batch_size * world_size // len(self.store)
-        return self.take(indices, draw=epoch)
+        indices, passes = visit(self._origins, batch_size, seed, step, rank, world_size)
+        return self.take(indices, draw=passes)
 
-    def take(self, indices: Tensor, draw: int = 0) -> AnchorBatch:
+    def take(self, indices: Tensor, draw: int | Tensor = 0) -> AnchorBatch:
         """Chosen anchors."""
         columns = self.store.take(indices, self._without_images)
         raw: RawBatch = {

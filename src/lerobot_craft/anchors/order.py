@@ -2,10 +2,53 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Visit(NamedTuple):
+    """The anchors of one step."""
+
+    indices: Tensor  # int64 [B]
+    passes: Tensor  # int64 [B]: how often all anchors of the same origin had come before
+
+
+def visit(
+    origins: Sequence[Tensor], batch_size: int, seed: int, step: int, rank: int = 0, world_size: int = 1
+) -> Visit:
+    """Which anchors this rank takes at this step: as many of each origin, however many anchors each has.
+
+    Twenty old frames beside a thousand cross anchors fill half of every batch; in one common permutation a batch of
+    sixteen would hold one of them in three steps.
+
+    Args:
+        origins: Indices of the anchors of each origin.
+        batch_size: Anchors of this rank.
+        seed: Of the order.
+        step: Anchor steps so far.
+        rank: This process.
+        world_size: All processes.
+    """
+    if batch_size < len(origins):
+        origins = [torch.cat(list(origins))]
+    parts = []
+    for number, anchors in enumerate(origins):
+        share = batch_size // len(origins) + (number < batch_size % len(origins))
+        drawn = batch_indices(len(anchors), share, seed, step, rank, world_size)
+        first = step * share * world_size + rank * share
+        passes = (first + torch.arange(share)) // len(anchors)
+        parts.append((anchors[drawn], passes))
+    indices, passes = (torch.cat(columns) for columns in zip(*parts, strict=True))
+    return Visit(indices, passes)
+
+
+def by_origin(cross: Tensor) -> list[Tensor]:
+    """Anchors of old frames, and those of new frames under old instructions: those of the two that there are."""
+    return [rows for kind in (False, True) if len(rows := (cross.bool() == kind).nonzero().squeeze(1))]
 
 
 def batch_indices(

@@ -14,15 +14,11 @@ from typing import Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.anchors.frames import choose_frames, share_out, spread
+from lerobot_craft.anchors.frames import spread
+from lerobot_craft.anchors.rows import ANCHOR, ROWS, Source, Walking, cross_anchors, dataset_anchors, present
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import FrameTable
 
 type AnchorSource = Literal["dataset", "cross", "both"]
-type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
-
-# Streams of random numbers under the plan's seed. numpy takes [seed, 1] and [seed, 1, 0] for the same one.
-_OLD, _NEW, _ROWS = 1, 2, 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +35,8 @@ class Plan:
     cross: npt.NDArray[np.bool_]  # a frame of the new task under an old instruction; else a frame of an old dataset
     drawn: npt.NDArray[np.bool_]  # the state is drawn from the teacher's statistics
     jitter: npt.NDArray[np.float64]  # in standard deviations; 0 leaves the state as it is
+    walk: npt.NDArray[np.int64]  # which walk of the teacher the state lies on; -1: on none
+    walk_step: npt.NDArray[np.int64]  # and where on it; 0 is the start
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -54,7 +52,24 @@ class Plan:
         for column in (self.dataset, self.frame, self.instruction, self.cross, self.drawn):
             digest.update(column.astype("<i8").tobytes())
         digest.update(self.jitter.astype("<f8").tobytes())
+        if self.num_walks:  # as before there were walks, where there are none
+            digest.update(np.stack([self.walk, self.walk_step]).astype("<i8").tobytes())
         return digest.hexdigest()
+
+    @property
+    def num_walks(self) -> int:
+        """Walks of the teacher among the cross anchors."""
+        return int(self.walk.max(initial=-1)) + 1
+
+    @property
+    def walk_steps(self) -> int:
+        """Anchors of a walk."""
+        return int(self.walk_step.max(initial=0)) + 1
+
+    def walk_starts(self) -> npt.NDArray[np.int64]:
+        """The anchor at which each walk begins."""
+        first = np.flatnonzero((self.walk >= 0) & (self.walk_step == 0))
+        return first[np.argsort(self.walk[first])]
 
 
 def make_plan(
@@ -66,12 +81,15 @@ def make_plan(
     old_instructions: Sequence[str] | None = None,
     drawn_states: float = 0.0,
     state_jitter: float = 0.0,
+    old_frames: int | None = None,
+    walked_states: float = 0.0,
+    walk_length: int = 1,
 ) -> Plan:
     """The anchors of a cache, evenly over the old instructions.
 
     Args:
         source: `dataset`: frames of the old datasets under their own instructions. `cross`: frames of the new datasets,
-            each old instruction getting the same spread of them. `both`: half and half.
+            each old instruction getting the same spread of them. `both`: half and half, or `old_frames` of the first.
         num_samples: Anchors in all.
         seed: Of every choice.
         old: Datasets of the tasks to keep.
@@ -79,24 +97,30 @@ def make_plan(
         old_instructions: What to keep; None means all instructions of the old datasets.
         drawn_states: Share of the cross anchors whose state is drawn from the teacher's statistics.
         state_jitter: Noise on the states of the other cross anchors, in standard deviations.
+        old_frames: For `both`: how many of the anchors are frames of the old datasets; None means half.
+        walked_states: Share of the cross anchors that lie on walks of the teacher, at least one walk each instruction.
+        walk_length: Anchors of a walk.
 
     Raises:
         CraftError: The options contradict each other or the datasets.
     """
-    _check_options(source, num_samples, seed, drawn_states, state_jitter)
+    _check_options(source, num_samples, seed, drawn_states, state_jitter, walked_states)
+    _check_old_frames(source, num_samples, old_frames)
     keep = _old_instructions(source, old, old_instructions)
-    from_new = {"dataset": 0, "cross": num_samples, "both": num_samples // 2}[source]
+    cross_of_both = num_samples // 2 if old_frames is None else num_samples - old_frames
+    from_new = {"dataset": 0, "cross": num_samples, "both": cross_of_both}[source]
     parts = []
     if source != "cross":
-        parts.append(_dataset_anchors(old, keep, num_samples - from_new, seed))
+        parts.append(dataset_anchors(old, keep, num_samples - from_new, seed))
     if source != "dataset":
         _refuse_the_new_task(keep, new)
-        parts.append(_cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, seed))
+        walking = Walking(walked_states, walk_length)
+        parts.append(cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, walking, seed))
     anchors = np.concatenate(parts)
     # One group per instruction and origin, so that any beginning of the plan is a smaller plan of the same kind.
     groups = np.unique(anchors["instruction"] * 2 + anchors["cross"], return_inverse=True)[1]
-    anchors = anchors[spread(groups, np.random.default_rng([seed, _ROWS]))]
-    plan = Plan(source, seed, num_samples, keep, **{name: anchors[name].copy() for name in _ANCHOR.fields or ()})
+    anchors = anchors[spread(groups, np.random.default_rng([seed, ROWS]))]
+    plan = Plan(source, seed, num_samples, keep, **{name: anchors[name].copy() for name in ANCHOR.fields or ()})
     _check_counts(plan)
     return plan
 
@@ -119,78 +143,8 @@ def parse_old_instructions(text: str) -> list[str]:
     return instructions
 
 
-_ANCHOR = np.dtype(
-    [
-        ("dataset", np.int64),
-        ("frame", np.int64),
-        ("instruction", np.int64),
-        ("cross", np.bool_),
-        ("drawn", np.bool_),
-        ("jitter", np.float64),
-    ]
-)
-
-
-def _dataset_anchors(old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int) -> npt.NDArray[np.void]:
-    table, dataset, frame = _join(old, keep)
-    wanted = np.flatnonzero(table.task >= 0)
-    rows = wanted[choose_frames(_rows_of(table, wanted), n, [seed, _OLD])]
-    anchors = np.zeros(len(rows), dtype=_ANCHOR)
-    anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
-    return anchors
-
-
-def _cross_anchors(
-    new: Sequence[Source], first: int, instructions: int, n: int, drawn: float, jitter: float, seed: int
-) -> npt.NDArray[np.void]:
-    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases."""
-    table, dataset, frame = _join(new, _present(new))
-    quotas = share_out(n, np.full(instructions, len(table)), np.random.default_rng([seed, _NEW]))
-    parts = []
-    for instruction, quota in enumerate(quotas):
-        rows = choose_frames(table, int(quota), [seed, _NEW, instruction + 1])
-        anchors = np.zeros(len(rows), dtype=_ANCHOR)
-        anchors["dataset"], anchors["frame"], anchors["cross"] = first + dataset[rows], frame[rows], True
-        anchors["instruction"] = instruction
-        order = np.random.default_rng([seed, _ROWS, instruction + 1]).permutation(len(rows))
-        anchors["drawn"][order[: round(drawn * len(rows))]] = True
-        anchors["jitter"] = np.where(anchors["drawn"], 0.0, jitter)
-        parts.append(anchors)
-    return np.concatenate(parts)
-
-
-def _present(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Instructions that have a frame, each once, in the order of the datasets."""
-    return tuple(dict.fromkeys(names[task] for table, names in sources for task in np.unique(table.task)))
-
-
-def _join(
-    sources: Sequence[Source], instructions: tuple[str, ...]
-) -> tuple[FrameTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """One table of all datasets with tasks numbered by instruction (-1: not among them), and where each row is from."""
-    number = {instruction: index for index, instruction in enumerate(instructions)}
-    tasks, episodes, first_episode = [], [], 0
-    for table, names in sources:
-        tasks.append(np.asarray([number.get(name, -1) for name in names], dtype=np.int64)[table.task])
-        episodes.append(table.episode + first_episode)
-        first_episode += int(table.episode.max(initial=-1)) + 1
-    lengths = [len(table) for table, _ in sources]
-    joined = FrameTable(
-        task=np.concatenate(tasks),
-        episode=np.concatenate(episodes),
-        position=np.concatenate([table.position for table, _ in sources]),
-        length=np.concatenate([table.length for table, _ in sources]),
-    )
-    frame = np.concatenate([np.arange(length) for length in lengths])
-    return joined, np.repeat(np.arange(len(lengths)), lengths), frame
-
-
-def _rows_of(table: FrameTable, rows: npt.NDArray[np.int64]) -> FrameTable:
-    return FrameTable(table.task[rows], table.episode[rows], table.position[rows], table.length[rows])
-
-
 def _old_instructions(source: AnchorSource, old: Sequence[Source], given: Sequence[str] | None) -> tuple[str, ...]:
-    in_datasets = _present(old)
+    in_datasets = present(old)
     if source != "cross" and not in_datasets:
         raise CraftError(
             f"--anchor_source={source} needs frames of an old dataset and there is none. Give --dataset.repo_id and"
@@ -217,7 +171,7 @@ def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
     def plain(instruction: str) -> str:
         return " ".join(instruction.casefold().split()).rstrip(".! ")
 
-    learned = _present(new)
+    learned = present(new)
     if not learned:
         raise CraftError(
             "Cross anchors need frames of the new task and there are none. Give the dataset that you will fine-tune on."
@@ -232,17 +186,33 @@ def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
             )
 
 
-def _check_options(source: str, num_samples: int, seed: int, drawn_states: float, state_jitter: float) -> None:
+def _check_options(
+    source: str, num_samples: int, seed: int, drawn_states: float, state_jitter: float, walked_states: float
+) -> None:
     if source not in get_args(AnchorSource.__value__):
         raise CraftError(f"--anchor_source={source} is not known. Use dataset, cross or both.")
     if num_samples < 1:
         raise CraftError(f"--num_samples={num_samples} gives no anchors. Ask for at least one per old instruction.")
     if seed < 0:
         raise CraftError(f"--seed={seed} is negative. Give 0 or more.")
-    if not 0.0 <= drawn_states <= 1.0:
-        raise CraftError(f"--drawn_states={drawn_states} is a share: give a number from 0 to 1.")
+    for flag, share in (("drawn_states", drawn_states), ("walked_states", walked_states)):
+        if not 0.0 <= share <= 1.0:
+            raise CraftError(f"--{flag}={share} is a share: give a number from 0 to 1.")
     if not 0.0 <= state_jitter < np.inf:
         raise CraftError(f"--state_jitter={state_jitter} counts standard deviations: give 0 or more.")
+
+
+def _check_old_frames(source: str, num_samples: int, old_frames: int | None) -> None:
+    if old_frames is None:
+        return
+    if source != "both":
+        meant = "how many anchors there are is --num_samples" if source == "dataset" else "cross anchors need none"
+        raise CraftError(f"--old_frames is for --anchor_source=both: with {source}, {meant}.")
+    if not 1 <= old_frames < num_samples:
+        raise CraftError(
+            f"--old_frames={old_frames} of --num_samples={num_samples} anchors: give at least 1, and less than there"
+            " are anchors in all, so that some are cross anchors (--anchor_source=dataset has none, cross only those)."
+        )
 
 
 def _check_counts(plan: Plan) -> None:

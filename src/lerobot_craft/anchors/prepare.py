@@ -4,6 +4,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from lerobot_craft.anchors.build import Job, OpenDataset
 from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
@@ -52,6 +54,9 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         _old_instructions(config),
         config.drawn_states,
         config.state_jitter,
+        config.old_frames,
+        config.walked_states,
+        _walk_length(config, teacher, new),
     )
     if len(plan) < plan.requested:
         logger.warning("the datasets have only %d frames to choose from; %d were asked for", len(plan), plan.requested)
@@ -59,6 +64,14 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
     return Job(
         teacher, adapter, retained, requested, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size
     )
+
+
+def _walk_length(config: BuildConfig, teacher: Teacher, new: Sequence[OpenDataset]) -> int:
+    """Chunks of a walk: as many as a middling episode of the new data has, at least two."""
+    if not config.walked_states or not new:
+        return 1
+    lengths = [length for opened in new for length in opened.dataset.meta.episodes["length"]]
+    return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
 
 
 def _old_instructions(config: BuildConfig) -> list[str] | None:

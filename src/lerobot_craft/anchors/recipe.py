@@ -54,11 +54,16 @@ class BuildConfig:
     num_samples: int = 1000
     # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both.
     anchor_source: str = "dataset"
+    # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case.
+    old_frames: int | None = None
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
     # Share of the cross anchors whose state is drawn from the statistics that the teacher's normalizer ships.
     drawn_states: float = 0.0
+    # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
+    # beginning of a new episode; how the state follows the actions is learned from the new data.
+    walked_states: float = 0.0
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0
     # hidden | token_ce | action.

@@ -30,7 +30,7 @@ def student_drift(
     retained: Retained,
     loss_type: str | None = None,
     *,
-    draw: int = 0,
+    draw: int | Tensor = 0,
     layer_scales: Mapping[str, float] | None = None,
 ) -> Tensor:
     """Drift of each anchor, [B], differentiable: the student's values against the cached ones.
@@ -64,7 +64,7 @@ def compare(
     columns: Mapping[str, Column],
     retained: Retained,
     fixed: Fixed,
-    draw: int = 0,
+    draw: int | Tensor = 0,
 ) -> list[Compared]:
     """The student's values beside the teacher's, one entry per layer, or one for the output."""
     if retained.mode == "hidden":
@@ -74,7 +74,7 @@ def compare(
     if isinstance(target, Ragged):
         kept = _at_valid(_ragged(columns, "kept"), output.mask).long()
         return [Compared("output", fold_tail(output.values, kept), _at_valid(target, output.mask), output.mask)]
-    teacher = target[:, draw % target.shape[1]].to(output.values.device)
+    teacher = _at_draw(target, draw).to(output.values.device)
     if teacher.shape != output.values.shape:
         raise CraftError(
             f"the policy puts out {tuple(output.values.shape[1:])} per anchor, the cache holds "
@@ -83,7 +83,7 @@ def compare(
     return [Compared("output", output.values, teacher, output.mask)]
 
 
-def fixed_of(columns: Mapping[str, Column], draw: int, device: torch.device) -> Fixed:
+def fixed_of(columns: Mapping[str, Column], draw: int | Tensor, device: torch.device) -> Fixed:
     """Noise, time or tokens of a batch of anchors, as the adapter wants them."""
     fixed: Fixed = {}
     for name, column in columns.items():
@@ -93,7 +93,7 @@ def fixed_of(columns: Mapping[str, Column], draw: int, device: torch.device) -> 
             tokens, mask = column.padded()
             fixed["tokens"], fixed["token_mask"] = tokens.long().to(device), mask.to(device)
         else:
-            fixed[name.removeprefix(FIXED)] = column[:, draw % column.shape[1]].to(device)
+            fixed[name.removeprefix(FIXED)] = _at_draw(column, draw).to(device)
     return fixed
 
 
@@ -125,6 +125,11 @@ def _compare_hidden(
             )
         compared.append(Compared(str(layer), pooled.features, teacher, pooled.valid))
     return compared
+
+
+def _at_draw(column: Tensor, draw: int | Tensor) -> Tensor:
+    """[B, draws, ...] -> [B, ...]: for each anchor the draw of this visit, from the first again after the last."""
+    return column[torch.arange(len(column)), torch.as_tensor(draw) % column.shape[1]]
 
 
 def _ragged(columns: Mapping[str, Column], name: str) -> Ragged:

@@ -32,6 +32,7 @@ class PolicyConfig(Protocol):
     pretrained_path: Path | None
     pretrained_revision: str | None
     input_features: dict[str, Any]
+    n_action_steps: int
 
     @property
     def type(self) -> str:

@@ -64,7 +64,7 @@ def _as_flag(name: re.Match[str]) -> str:
 class CraftConfig:
     """Everything behind `--craft.`."""
 
-    # false: plain lerobot-train, to the bit; all other --craft flags are then without effect.
+    # false: plain lerobot-train, to the bit; all other --craft flags but preload are then without effect.
     enabled: bool = False
     # craft: the constraint | naive: fine-tuning alone | er: replay of old frames | l2sp, ewc: pull the weights back |
     # lwf: hold the outputs on the new data | merge: average the weights afterwards | freeze: train only a part.
@@ -72,6 +72,8 @@ class CraftConfig:
     # keep: the teacher's normalization statistics | merge: joined with the new data's | replace: the new data's, as
     # lerobot-train does. Methods with anchors need keep.
     normalization: str = "keep"
+    # Read the new task's data into memory first: the same batches to the bit, sooner. Also where enabled is false.
+    preload: bool = False
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
@@ -95,7 +97,11 @@ class CraftConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them.
     old_instructions: str | None = None
     num_anchors: int = 1000
-    # For cross: share of states drawn from the teacher's statistics, and noise on the others in standard deviations.
+    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch.
+    old_frames: int | None = None
+    # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
+    # statistics (on walks: of what is not the robot's own); noise on the others in standard deviations.
+    walked_states: float = 0.0
     drawn_states: float = 0.0
     state_jitter: float = 0.0
 
@@ -254,7 +260,9 @@ class CraftConfig:
             new_dataset=new_dataset,
             num_samples=self.num_anchors,
             anchor_source=self.anchor_source,
+            old_frames=self.old_frames,
             old_instructions=self.old_instructions,
+            walked_states=self.walked_states,
             drawn_states=self.drawn_states,
             state_jitter=self.state_jitter,
             retention_mode=self.retention_mode,

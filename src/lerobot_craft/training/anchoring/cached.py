@@ -55,7 +55,7 @@ class CachedAnchors:
         if self._context.resumed:
             return None
         columns = self._ask(anchors, indices)
-        return None if columns is None else AnchorBatch(anchors.raw, columns, anchors.instruction, draw=0)
+        return None if columns is None else AnchorBatch(anchors.raw, columns, anchors.instruction)
 
     def _ask(self, anchors: AnchorBatch, indices: Tensor) -> Columns | None:
         adapter, teacher = self._adapter, self._context.teacher

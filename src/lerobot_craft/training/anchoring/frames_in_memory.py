@@ -22,11 +22,13 @@ class FramesInMemory:
 
     Args:
         job: The plan, its datasets, and the teacher whose statistics states are drawn from.
+        walked: States of the plan's walks, if it has any.
         kept_bytes: How much is kept.
     """
 
-    def __init__(self, job: Job, kept_bytes: int = _KEPT_BYTES) -> None:
+    def __init__(self, job: Job, walked: Tensor | None = None, kept_bytes: int = _KEPT_BYTES) -> None:
         _check_alike(job)
+        self._walked = walked
         self._job = job
         self._state_stats = normalizer_stats(job.teacher.preprocessor).get(STATE)
         self._limit = kept_bytes
@@ -48,7 +50,7 @@ class FramesInMemory:
         plan = self._job.plan
         datasets = [opened.dataset for opened in self._job.datasets]
         (frames,) = read_batches(datasets, [(dataset, plan.frame[rows])])
-        batch = as_anchors(frames, plan, rows, self._state_stats)
+        batch = as_anchors(frames, plan, rows, self._state_stats, self._walked)
         fresh = {int(row): {name: values[place] for name, values in batch.items()} for place, row in enumerate(rows)}
         size = max(_nbytes(frame) for frame in fresh.values())
         self._row_bytes = max(self._row_bytes, size)

@@ -19,7 +19,7 @@ from lerobot_craft.anchors.build import Job
 from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import Scale
-from lerobot_craft.anchors.order import batch_indices
+from lerobot_craft.anchors.order import by_origin, visit
 from lerobot_craft.anchors.recipe import digest
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
@@ -53,19 +53,20 @@ class OnlineAnchors:
         self._seed = context.seed
         self._student = context.policy
         self._copy = None if hasattr(context.policy, "disable_adapter") else frozen_teacher(context)
-        self._frames = FramesInMemory(job)
+        self._frames = FramesInMemory(job, self._walk())
         self.retained = dataclasses.replace(job.retained, draws=1)  # every visit draws anew
         self._actions = Retained("action", top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
         self.num_anchors = len(job.plan)
         self.instructions = torch.from_numpy(job.plan.instruction)
+        self._origins = by_origin(torch.from_numpy(job.plan.cross))
         if job.adapter.output_kind == "logits" and self.retained.needs_fixed:
             logger.warning("an online teacher writes its tokens anew at every visit: --craft.teacher=cache is faster")
         self._scales, self._layer_scales = self._measure()
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of a step under the noise of that step: a function of the arguments and the seed."""
-        indices = batch_indices(self.num_anchors, batch_size, self._seed, step, rank, world_size)
+        indices, _ = visit(self._origins, batch_size, self._seed, step, rank, world_size)
         rows = range(rank * batch_size, (rank + 1) * batch_size)
         return self._ask(indices, visit_generators(self._seed, step, rows), self.retained)
 
@@ -113,7 +114,13 @@ class OnlineAnchors:
         }
         raw["task"] = [plan.instructions[index] for index in plan.instruction[rows]]
         columns = take(concatenate(columns for _, _, columns in parts), order)
-        return AnchorBatch(raw, columns, self.instructions[indices], draw=0)
+        return AnchorBatch(raw, columns, self.instructions[indices])
+
+    def _walk(self) -> Tensor | None:
+        if self._copy is not None:
+            return self._job.walk(self._copy)
+        with adapter_off(self._student):
+            return self._job.walk(unwrapped(self._student))
 
     def _columns(self, raw: RawBatch, rngs: Sequence[np.random.Generator], retained: Retained) -> Columns:
         teacher, adapter = self._job.teacher, self._job.adapter

@@ -178,7 +178,7 @@ def _read(path: Path, anchors: Anchors, batch_size: int) -> list[AnchorBatch]:
     batches = []
     for rows in torch.arange(len(chosen)).split(batch_size):
         raw = anchors.take(chosen[rows]).raw
-        batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows], draw=0))
+        batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows]))
     return batches
 
 

@@ -1,0 +1,132 @@
+"""The anchors of a plan as rows: old frames, new frames under old instructions, and walks of the teacher."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lerobot_craft.anchors.frames import choose_frames, share_out
+from lerobot_craft.lerobot_api.datasets import FrameTable
+
+type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
+
+# Streams of random numbers under the plan's seed. numpy takes [seed, 1] and [seed, 1, 0] for the same one.
+_OLD, _NEW, ROWS, _WALKS = 1, 2, 3, 4
+
+ANCHOR = np.dtype(
+    [
+        ("dataset", np.int64),
+        ("frame", np.int64),
+        ("instruction", np.int64),
+        ("cross", np.bool_),
+        ("drawn", np.bool_),
+        ("jitter", np.float64),
+        ("walk", np.int64),
+        ("walk_step", np.int64),
+    ]
+)
+
+
+def dataset_anchors(old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int) -> npt.NDArray[np.void]:
+    """Frames of the old datasets under their own instructions."""
+    table, dataset, frame = _join(old, keep)
+    wanted = np.flatnonzero(table.task >= 0)
+    rows = wanted[choose_frames(_rows_of(table, wanted), n, [seed, _OLD])]
+    anchors = _blank(len(rows))
+    anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
+    return anchors
+
+
+class Walking(NamedTuple):
+    """How many of the cross anchors lie on walks of the teacher, and how many anchors a walk has."""
+
+    share: float
+    length: int
+
+    def walks(self, anchors: int) -> int:
+        """How many of them fit into the share; one at least, if any are wanted and one fits."""
+        wanted = round(self.share * anchors / self.length)
+        return min(max(wanted, 1), anchors // self.length) if self.share else 0
+
+
+def cross_anchors(
+    new: Sequence[Source],
+    first: int,
+    instructions: int,
+    n: int,
+    drawn: float,
+    jitter: float,
+    walking: Walking,
+    seed: int,
+) -> npt.NDArray[np.void]:
+    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases."""
+    table, dataset, frame = _join(new, present(new))
+    # A walk comes back to the same few first frames, so only the other anchors are bounded by the frames there are.
+    still = 1 - walking.share
+    capacity = np.full(instructions, int(len(table) / still) if still else n)
+    quotas = share_out(n, capacity, np.random.default_rng([seed, _NEW]))
+    parts, walks = [], 0
+    for instruction, quota in enumerate(quotas):
+        walked = _walks(table, walking.walks(int(quota)), walking.length, walks, drawn, [seed, _WALKS, instruction + 1])
+        rows = choose_frames(table, int(quota) - len(walked), [seed, _NEW, instruction + 1])
+        stood = _blank(len(rows))
+        stood["frame"] = rows
+        order = np.random.default_rng([seed, ROWS, instruction + 1]).permutation(len(rows))
+        stood["drawn"][order[: round(drawn * len(rows))]] = True
+        stood["jitter"] = np.where(stood["drawn"], 0.0, jitter)
+        anchors = np.concatenate([stood, walked])
+        rows = anchors["frame"]
+        anchors["dataset"], anchors["frame"], anchors["cross"] = first + dataset[rows], frame[rows], True
+        anchors["instruction"] = instruction
+        parts.append(anchors)
+        walks += len(walked) // walking.length
+    return np.concatenate(parts)
+
+
+def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, seed: list[int]) -> npt.NDArray[np.void]:
+    """N walks from first frames of episodes, numbered from `first`; all anchors of a walk are drawn or none is."""
+    rng = np.random.default_rng(seed)
+    begins = np.flatnonzero(table.position == 0)
+    anchors = _blank(n * length)
+    anchors["frame"] = np.repeat(begins[rng.integers(len(begins), size=n)], length)
+    anchors["drawn"] = np.repeat(rng.permutation(n) < round(drawn * n), length)
+    anchors["walk"] = first + np.repeat(np.arange(n), length)
+    anchors["walk_step"] = np.tile(np.arange(length), n)
+    return anchors
+
+
+def _blank(n: int) -> npt.NDArray[np.void]:
+    anchors = np.zeros(n, dtype=ANCHOR)
+    anchors["walk"] = -1
+    return anchors
+
+
+def present(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Instructions that have a frame, each once, in the order of the datasets."""
+    return tuple(dict.fromkeys(names[task] for table, names in sources for task in np.unique(table.task)))
+
+
+def _join(
+    sources: Sequence[Source], instructions: tuple[str, ...]
+) -> tuple[FrameTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """One table of all datasets with tasks numbered by instruction (-1: not among them), and where each row is from."""
+    number = {instruction: index for index, instruction in enumerate(instructions)}
+    tasks, episodes, first_episode = [], [], 0
+    for table, names in sources:
+        tasks.append(np.asarray([number.get(name, -1) for name in names], dtype=np.int64)[table.task])
+        episodes.append(table.episode + first_episode)
+        first_episode += int(table.episode.max(initial=-1)) + 1
+    lengths = [len(table) for table, _ in sources]
+    joined = FrameTable(
+        task=np.concatenate(tasks),
+        episode=np.concatenate(episodes),
+        position=np.concatenate([table.position for table, _ in sources]),
+        length=np.concatenate([table.length for table, _ in sources]),
+    )
+    frame = np.concatenate([np.arange(length) for length in lengths])
+    return joined, np.repeat(np.arange(len(lengths)), lengths), frame
+
+
+def _rows_of(table: FrameTable, rows: npt.NDArray[np.int64]) -> FrameTable:
+    return FrameTable(table.task[rows], table.episode[rows], table.position[rows], table.length[rows])

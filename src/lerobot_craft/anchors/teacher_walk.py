@@ -1,0 +1,113 @@
+"""The walks of a plan, walked by its teacher: the new data's frames, the policy and `walk.py` put together."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.cross import end_histories_at
+from lerobot_craft.anchors.datasets import STATE, checked_stats, under_old_instructions
+from lerobot_craft.anchors.motion import Motion, fit_motion
+from lerobot_craft.anchors.plan import Plan
+from lerobot_craft.anchors.walk import walk
+from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, read_batches
+from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.preload_columns import numbers
+from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.policies import mode
+from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.teacher.processors import normalizer_stats
+
+ACTION = "action"
+
+
+def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[Any], batch_size: int) -> Tensor | None:
+    """States [walks, steps, S] of the plan's walks; None if it has none.
+
+    Args:
+        plan: The plan.
+        teacher: Whose processors, statistics and settings are used.
+        policy: The teacher's network, in whatever mode.
+        datasets: LeRobotDatasets as the plan numbers them.
+        batch_size: Walks per forward pass.
+    """
+    if not plan.num_walks:
+        return None
+    groups = [_Group.of(plan, datasets, walks) for walks in _batches(plan, batch_size)]
+    states = _in_order(groups, [_last(group.frames[STATE]) for group in groups])
+    stats = checked_stats(states, normalizer_stats(teacher.preprocessor).get(STATE))
+    horizon = teacher.config.n_action_steps
+    motion = _motion([datasets[number] for number in sorted({group.dataset for group in groups})], horizon)
+
+    def act(state: Tensor, step: int) -> Tensor:
+        chunks = []
+        for group in groups:
+            frames = {**group.frames, STATE: end_histories_at(group.frames[STATE], state[group.walks])}
+            batch = policy_batch(frames, datasets[group.dataset].meta.camera_keys, teacher.preprocessor)
+            chunks.append(_actions(teacher, policy, batch, (plan.seed, int(group.walks[0]), step))[:, :horizon])
+        return _in_order(groups, chunks)
+
+    drawn = plan.drawn[plan.walk_starts()].tolist()
+    with mode(policy, train=False):
+        return walk(states, drawn, plan.walk_steps, act, motion, stats, plan.seed)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Walks that go through the policy together: those of one dataset have the same features."""
+
+    walks: Tensor  # int64 [B]
+    dataset: int
+    frames: RawBatch  # what the teacher sees where they begin, under the old instructions
+
+    @classmethod
+    def of(cls, plan: Plan, datasets: Sequence[Any], walks: npt.NDArray[np.int64]) -> "_Group":
+        starts = plan.walk_starts()[walks]
+        dataset = int(plan.dataset[starts[0]])
+        (raw,) = read_batches(datasets, [(dataset, plan.frame[starts])])
+        return cls(torch.from_numpy(walks), dataset, under_old_instructions(raw, plan, starts))
+
+
+def _batches(plan: Plan, batch_size: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Walks by dataset, at most `batch_size` together."""
+    of_dataset = plan.dataset[plan.walk_starts()]
+    for dataset in np.unique(of_dataset):
+        walks = np.flatnonzero(of_dataset == dataset)
+        for first in range(0, len(walks), batch_size):
+            yield walks[first : first + batch_size]
+
+
+def _in_order(groups: Sequence[_Group], parts: Sequence[Tensor]) -> Tensor:
+    """Parts of the groups as one tensor by the number of the walk."""
+    return torch.cat(list(parts))[torch.cat([group.walks for group in groups]).argsort()]
+
+
+def _motion(datasets: Sequence[Any], horizon: int) -> Motion:
+    """The motion model of all these datasets' frames together."""
+    episodes, first = [], 0
+    for dataset in datasets:
+        episode = frame_table(dataset).episode
+        episodes.append(first + episode)
+        first += int(episode.max()) + 1
+    states, actions = (torch.cat([numbers(dataset, name) for dataset in datasets]) for name in (STATE, ACTION))
+    return fit_motion(states, actions, np.concatenate(episodes), horizon)
+
+
+@torch.no_grad()
+def _actions(teacher: Teacher, policy: Any, batch: Any, seed: tuple[int, ...]) -> Tensor:
+    """The teacher's chunk [B, H, A] as the robot executes it; its noise depends on the seed alone."""
+    mixed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    with torch.random.fork_rng(), autocast(teacher.config):
+        torch.manual_seed(mixed)
+        chunk = policy.predict_action_chunk(batch)
+    executed: Tensor = teacher.postprocessor(chunk)
+    return executed.float().cpu()
+
+
+def _last(states: Tensor) -> Tensor:
+    """[B, S] of states, or of histories [B, T, S]."""
+    return (states if states.ndim == 2 else states[:, -1]).float()
