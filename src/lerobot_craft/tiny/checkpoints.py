@@ -9,13 +9,16 @@ import torch
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
 from lerobot.policies import get_policy_class, make_policy_config, make_pre_post_processors
 from numpy.typing import ArrayLike
+from transformers import AutoTokenizer
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.tiny.number_embeddings import smooth_numbers
 from lerobot_craft.tiny.recipes import RECIPES, Ingredients, Stats
 from lerobot_craft.tiny.sizes import TinySizes
 
 POLICY_TYPES = tuple(RECIPES)
 _CHUNK_SIZE = 8
+_STATE_IN_PROMPT = ("pi0_fast", "pi05")
 _STATS_OF = {
     NormalizationMode.MEAN_STD: ("mean", "std"),
     NormalizationMode.MIN_MAX: ("min", "max"),
@@ -91,9 +94,18 @@ def make_checkpoint(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         policy = get_policy_class(config.type)(config)
+    if policy_type in _STATE_IN_PROMPT:
+        tokenizer = AutoTokenizer.from_pretrained(config.text_tokenizer_name)
+        smooth_numbers(_word_embedding(policy), tokenizer, torch.Generator().manual_seed(seed))
     for part in (policy, *make_pre_post_processors(config, dataset_stats=dataset_stats)):
         part.save_pretrained(directory)
     return directory
+
+
+def _word_embedding(policy: Any) -> torch.Tensor:
+    model = policy.model.paligemma_with_expert.paligemma.model.language_model
+    embedding: torch.Tensor = model.get_input_embeddings().weight
+    return embedding
 
 
 def _chunk_size(action_chunks: ArrayLike | None, overrides: dict[str, Any]) -> int:
