@@ -1,0 +1,142 @@
+"""What the terminal shows of a bench: rewritten in place on a terminal, one line per cell anywhere else."""
+
+import shutil
+import time
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TextIO
+
+from lerobot_craft.bench.cells import Base, Cell, Run
+from lerobot_craft.bench.store import LOG_FILE, CellResult
+
+_REDRAW_S = 1.0
+_UP_AND_CLEAR = "\x1b[{lines}F\x1b[J"
+
+
+class Board:
+    """Watches the cells of a bench.
+
+    Args:
+        cells: All of them.
+        stream: Where to write.
+        live: Whether the stream is a terminal that can be rewritten.
+    """
+
+    def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool) -> None:
+        self._total = len(cells)
+        self._stream, self._live = stream, live
+        self._since: dict[str, tuple[Cell, float]] = {}
+        self._done: list[tuple[Cell, CellResult]] = []
+        self.failures: list[str] = []
+        self._kept = 0
+        self._lines = 0
+        self._drawn = 0.0
+
+    def kept(self, cell: Cell, result: CellResult) -> None:
+        """Count it, without a line."""
+        self._done.append((cell, result))
+        self._kept += 1
+
+    def started(self, cell: Cell) -> None:
+        """Show it among those at work."""
+        self._since[cell.digest] = (cell, time.monotonic())
+        if self._live:  # at once: a cell in this process leaves no time to draw until it ends
+            self._draw([*self._at_work(), *means(self._done)])
+
+    def postponed(self, cell: Cell) -> None:
+        """It is not at work here."""
+        self._since.pop(cell.digest, None)
+
+    def finished(self, cell: Cell, result: CellResult) -> None:
+        """Say what came out."""
+        self._since.pop(cell.digest, None)
+        self._done.append((cell, result))
+        self._say(f"[{len(self._done)}/{self._total}] {cell.kind} {cell.name}: {outcome(cell, result)}")
+
+    def failed(self, cell: Cell, reason: str) -> None:
+        """Say why, and where the log is."""
+        self._since.pop(cell.digest, None)
+        log = cell.directory / LOG_FILE
+        seen = f" (log: {log})" if log.exists() else ""
+        self.failures.append(f"{cell.kind} {cell.name} was not run to its end: {reason}{seen}")
+        self._say(self.failures[-1])
+
+    def tick(self) -> None:
+        """Redraw, now and then."""
+        if self._live and time.monotonic() - self._drawn >= _REDRAW_S:
+            self._draw([*self._at_work(), *means(self._done)])
+
+    def close(self) -> None:
+        """Take the live part away: what follows stays."""
+        if self._live:
+            self._draw([])
+
+    def _say(self, line: str) -> None:
+        if self._live:
+            self._draw([])
+        self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def _at_work(self) -> list[str]:
+        now = time.monotonic()
+        kept = f", {self._kept} of them earlier" if self._kept else ""
+        failed = f", {len(self.failures)} failed" if self.failures else ""
+        head = f"{len(self._done)} of {self._total} cells are done{kept}{failed}"
+        return [head, *(f"  {cell.kind} {cell.name}: {now - began:.0f} s" for cell, began in self._since.values())]
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        clear = _UP_AND_CLEAR.format(lines=self._lines) if self._lines else ""
+        self._stream.write(clear + "".join(f"{line[:width]}\n" for line in lines))
+        self._stream.flush()
+        self._lines, self._drawn = len(lines), time.monotonic()
+
+
+def outcome(cell: Cell, result: CellResult) -> str:
+    """What came out of a cell, in a few words."""
+    seconds = f"{result.seconds:.0f} s"
+    rates = result.rates
+    if isinstance(cell, Base):
+        worst = min(cell.scenario.old, key=lambda task: rates[task])
+        old = fmean(rates[task] for task in cell.scenario.old)
+        return f"old {old:.2f}, lowest {rates[worst]:.2f} ({worst}); {seconds}"
+    if not isinstance(cell, Run):
+        return f"{sum(data.frames for data in result.recorded.values())} frames; {seconds}"
+    old, same, new = scores(cell, result)
+    return f"old {old:.2f}, {'' if same is None else f'same scene {same:.2f}, '}new {new:.2f}; {seconds}"
+
+
+def scores(cell: Run, result: CellResult) -> tuple[float, float | None, float]:
+    """Success on the tasks before, on the one of the same scene (None without one), and on the new task."""
+    rates = result.rates
+    same = same_scene(cell)
+    return (
+        fmean(rates[task] for task in cell.known_tasks),
+        None if same is None else rates[same],
+        rates[cell.new_task],
+    )
+
+
+def same_scene(cell: Run) -> str | None:
+    """The old task that shares the scene of the new one; None where there is none."""
+    partners = [earlier for earlier, new in cell.scenario.pairs if new == cell.new_task]
+    return next((task for task in partners if task in cell.scenario.old), None)
+
+
+def means(done: Sequence[tuple[Cell, CellResult]]) -> list[str]:
+    """One line for each method so far."""
+    groups: dict[tuple[str, str, int, float | None], list[tuple[float, float | None, float]]] = {}
+    for cell, result in done:
+        if isinstance(cell, Run) and cell.is_last:
+            key = (cell.base.policy.name, cell.method.name, cell.frames, cell.knob)
+            groups.setdefault(key, []).append(scores(cell, result))
+    if not groups:
+        return []
+    lines = [f"  {'policy':<10}{'method':<22}{'frames':>7}{'knob':>8}{'runs':>6}{'old':>7}{'same':>7}{'new':>7}"]
+    for (policy, method, frames, knob), found in sorted(groups.items(), key=str):
+        same = [value for _, value, _ in found if value is not None]
+        cells = (fmean(old for old, _, _ in found), fmean(same) if same else None, fmean(new for *_, new in found))
+        shown = "".join(f"{'-' if value is None else format(value, '.2f'):>7}" for value in cells)
+        at = "-" if knob is None else format(knob, "g")
+        lines.append(f"  {policy:<10}{method:<22}{frames:>7}{at:>8}{len(found):>6}{shown}")
+    return lines

@@ -1,0 +1,211 @@
+"""Running a cell: demonstrations, base training or fine-tuning, then evaluation; all of it in this process."""
+
+import contextlib
+import functools
+import os
+import shlex
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.bench.method import as_argv
+from lerobot_craft.bench.policies import make_start
+from lerobot_craft.bench.settings import EVALUATION_SEED, NEW_SEED, OLD_SEED
+from lerobot_craft.bench.store import LOG_FILE, CellResult, Recorded, begin, claimed, finish, result_of
+from lerobot_craft.errors import CraftError
+
+Train = Callable[[list[str]], int]
+"""`craft train` on its arguments: the exit code."""
+
+
+def ensure(cell: Cell, train: Train, *, wait: bool = True) -> CellResult:
+    """The result of a cell; whatever is missing of what it needs, and the cell itself, is run first.
+
+    Args:
+        cell: Which.
+        train: How `craft train` is called.
+        wait: Whether to wait for a cell that another process is at.
+
+    Raises:
+        CellBusyError: Somebody else is at one of the cells, and `wait` is false.
+        CraftError: A cell cannot be run.
+    """
+    if (result := result_of(cell)) is not None:
+        return result
+    for needed in cell.needs:
+        ensure(needed, train, wait=wait)
+    with claimed(cell, wait=wait):
+        # Somebody else may have finished it meanwhile.
+        return result_of(cell) or _run(cell, train)
+
+
+def _run(cell: Cell, train: Train) -> CellResult:
+    begin(cell)
+    began = time.perf_counter()
+    with output_to(cell.directory / LOG_FILE):
+        try:
+            found = _work(cell, train)
+        except Exception:
+            traceback.print_exc()  # into the log; the caller has one line of it
+            raise
+    result = CellResult(seconds=time.perf_counter() - began, **found)
+    finish(cell, result)
+    return result
+
+
+@functools.singledispatch
+def _work(cell: Cell, train: Train) -> dict[str, Any]:
+    raise NotImplementedError(type(cell))
+
+
+@contextlib.contextmanager
+def output_to(path: Path) -> Iterator[None]:
+    """Everything that this process prints goes into a file, also what libraries write past Python."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    try:
+        with path.open("a", buffering=1) as file:
+            for descriptor in (1, 2):
+                os.dup2(file.fileno(), descriptor)
+            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+                yield
+    finally:
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+@_work.register
+def _record(cell: Demos, train: Train) -> dict[str, Any]:
+    from lerobot_craft.bench.metaworld.demonstrations import record
+    from lerobot_craft.lerobot_api.datasets import open_metadata
+
+    settings, new = cell.settings, cell.scenario.new
+    record_here = functools.partial(record, image_size=settings.image_size, render=settings.render)
+    record_here(cell.old_data, cell.scenario.old, settings.old_episodes, OLD_SEED)
+    for task in new:
+        record_here(cell.new_data(task), [task], settings.new_episodes, NEW_SEED)
+    recorded = {
+        root.name: Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root))
+        for root in (cell.old_data, *map(cell.new_data, new))
+    }
+    return {"recorded": recorded}
+
+
+def _bytes_in(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+
+
+@_work.register
+def _train_base(cell: Base, train: Train) -> dict[str, Any]:
+    from lerobot_craft.bench.drift import keep_reference
+
+    old_data, policy = cell.demos.old_data, cell.policy
+    start = cell.directory / "start"
+    make_start(policy, start, old_data, [find_task(task).instruction for task in cell.tasks], cell.seed)
+    flags = {
+        "policy.path": start,
+        **_dataset_flags(old_data),
+        "output_dir": cell.output_dir,
+        **cell.inputs["flags"],
+        "craft.enabled": True,
+        "craft.method": "naive",
+        "craft.preload": True,
+    }
+    found = _train(cell, as_argv(flags), train)
+    keep_reference(cell.checkpoint, old_data, len(cell.scenario.old), policy.hidden_layers, cell.reference)
+    return found | _evaluate(cell, cell.checkpoint)
+
+
+@_work.register
+def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
+    flags = {
+        "policy.path": cell.start,
+        **_dataset_flags(cell.base.demos.new_data(cell.new_task)),
+        "output_dir": cell.output_dir,
+        **cell.flags,
+        **cell.method.train_flags(cell.known, cell.knob),
+    }
+    found = _train(cell, as_argv(flags), train)
+    found["cached_bytes"] = _bytes_in(cell.anchors)
+    return found | _evaluate(cell, cell.checkpoint, cell.base.reference)
+
+
+def _dataset_flags(root: Path) -> dict[str, object]:
+    return {"dataset.repo_id": f"craft/{root.name}", "dataset.root": root}
+
+
+def _train(cell: Cell, argv: list[str], train: Train) -> dict[str, Any]:
+    from lerobot_craft.lerobot_api.in_process import forgotten_afterwards
+    from lerobot_craft.training.output.checkpoints import last_checkpoint
+
+    command = shlex.join(["craft", "train", *argv])
+    sys.stdout.write(f"{command}\n")
+    began = time.perf_counter()
+    with forgotten_afterwards(), _home(cell.anchors):
+        code = train(argv)
+    if code != 0 or last_checkpoint(cell.output_dir) is None:
+        raise CraftError(f"`craft train` ended with code {code} and no checkpoint in {cell.output_dir}")
+    return {"command": command, "train_seconds": time.perf_counter() - began, **_measured(cell.output_dir)}
+
+
+@contextlib.contextmanager
+def _home(directory: Path) -> Iterator[None]:
+    """Where `craft train` keeps anchors that no flag has a place for: with the cell, not in the user's home."""
+    from lerobot_craft.training.anchoring.source import HOME_VARIABLE
+
+    before = os.environ.get(HOME_VARIABLE)
+    os.environ[HOME_VARIABLE] = str(directory)
+    try:
+        yield
+    finally:
+        os.environ.pop(HOME_VARIABLE)
+        if before is not None:
+            os.environ[HOME_VARIABLE] = before
+
+
+def _measured(output_dir: Path) -> dict[str, Any]:
+    """What the run's own records say: time of a step, multiplier and budget at the end."""
+    from lerobot_craft.training.records.journal import HISTORY_FILE, read_history, read_metrics
+
+    windows = [line["update_s"] + line["dataloading_s"] for line in read_metrics(output_dir) if "update_s" in line]
+    # The first window holds what happens once, such as torch's warm-up.
+    found: dict[str, Any] = {"step_seconds": statistics.median(windows[1:] or windows) if windows else None}
+    if (output_dir / HISTORY_FILE).exists():
+        for row in read_history(output_dir):
+            found["lambda_final"], found["eps_final"] = row.get("lambda"), row.get("epsilon")
+    return found
+
+
+def _evaluate(cell: Cell, checkpoint: Path, reference: Path | None = None) -> dict[str, Any]:
+    import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
+    from lerobot_craft.bench.drift import measure_drift
+    from lerobot_craft.evaluation.rollouts import success
+    from lerobot_craft.lerobot_api.rollouts import env_config, load_player
+    from lerobot_craft.teacher.weights import check_weights
+
+    settings = cell.settings
+
+    def env_of(task: str) -> Any:
+        shown = {"image_size": settings.image_size, "render": settings.render}
+        return env_config("craft_metaworld", {"task": task, **shown})
+
+    player = load_player(checkpoint, env_of(cell.tasks[0]))
+    if not hasattr(player.policy, "peft_config"):
+        check_weights(player.policy, checkpoint)
+    began = time.perf_counter()
+    found: dict[str, Any] = {
+        "successes": success(player, cell.tasks, env_of, episodes=settings.episodes, seed=EVALUATION_SEED)
+    }
+    found["evaluation_seconds"] = time.perf_counter() - began
+    if reference is not None:
+        old = cell.scenario.old
+        found["drift"] = measure_drift(player, reference, old, [find_task(task).instruction for task in old])
+    return found

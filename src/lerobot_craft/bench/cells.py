@@ -1,0 +1,264 @@
+"""Cells: the smallest parts of a bench that are run, kept and never run twice.
+
+There are three kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
+fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. A cell is named by
+the digest of its inputs and of the cells that it needs: whatever changes, changes the name.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.bench.method import Known, Method
+from lerobot_craft.bench.policies import BenchPolicy
+from lerobot_craft.bench.scenarios import Scenario
+from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, BenchSettings
+
+_DIGITS = 12  # of a digest, as the end of a directory's name
+_PLACEHOLDER = Known(0, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS")
+_BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """One part of a bench; see the kinds below.
+
+    Attributes:
+        settings: Of the bench.
+        scenario: Where it belongs.
+    """
+
+    kind: ClassVar[str]
+    settings: BenchSettings
+    scenario: Scenario
+
+    @property
+    def name(self) -> str:
+        """For people, and the beginning of its directory's name."""
+        return self.scenario.name
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All that its result depends on, beside `needs`, as JSON values."""
+        raise NotImplementedError
+
+    @property
+    def needs(self) -> "tuple[Cell, ...]":
+        """Cells that must be finished before."""
+        return ()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of inputs and needs."""
+        content = {"kind": self.kind, "inputs": self.inputs, "needs": [cell.digest for cell in self.needs]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def directory(self) -> Path:
+        """Where everything of it is."""
+        return self.settings.output_dir / "cells" / f"{self.kind}-{self.name}-{self.digest[:_DIGITS]}"
+
+    @property
+    def output_dir(self) -> Path:
+        """Of its training."""
+        return self.directory / "train"
+
+    @property
+    def anchors(self) -> Path:
+        """Its anchor cache, if it has one."""
+        return self.directory / "anchors"
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """All tasks of the scenario, old and new."""
+        return (*self.scenario.old, *self.scenario.new)
+
+    def chain(self) -> "Iterator[Cell]":
+        """Everything that it needs, in order, then the cell itself."""
+        seen: set[str] = set()
+        for needed in self.needs:
+            for cell in needed.chain():
+                if cell.digest not in seen:
+                    seen.add(cell.digest)
+                    yield cell
+        yield self
+
+
+@dataclass(frozen=True, eq=False)
+class Demos(Cell):
+    """Demonstrations of a scenario: one dataset of all old tasks, and one of each new task."""
+
+    kind: ClassVar[str] = "demos"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Tasks, and how many demonstrations of each."""
+        return {
+            "old": [asdict(find_task(task)) for task in self.scenario.old],
+            "new": [asdict(find_task(task)) for task in self.scenario.new],
+            "old_episodes": self.settings.old_episodes,
+            "new_episodes": self.settings.new_episodes,
+            "seeds": [OLD_SEED, NEW_SEED],
+            "image_size": self.settings.image_size,
+            "render": self.settings.render,
+        }
+
+    @property
+    def old_data(self) -> Path:
+        """Dataset of the old tasks."""
+        return self.directory / "old"
+
+    def new_data(self, task: str) -> Path:
+        """Dataset of a new task."""
+        return self.directory / f"new-{task}"
+
+
+@dataclass(frozen=True, eq=False)
+class Base(Cell):
+    """A policy that can do the old tasks, and what it makes of some old frames."""
+
+    kind: ClassVar[str] = "base"
+    policy: BenchPolicy
+    seed: int
+    demos: Demos
+
+    @property
+    def name(self) -> str:
+        """With policy and seed."""
+        return f"{self.scenario.name}-{self.policy.name}-seed{self.seed}"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """The policy, how it is trained, and how it is evaluated."""
+        training = self.policy.base.shortened(self.settings.base_steps, self.settings.batch_size)
+        return {
+            "policy": self.policy.as_json(),
+            "flags": self.policy.train_flags(training, self.seed),
+            "evaluation": self.settings.evaluation_inputs,
+        }
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """Demonstrations."""
+        return (self.demos,)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The trained policy."""
+        return self.output_dir / _BASE_CHECKPOINT
+
+    @property
+    def reference(self) -> Path:
+        """What drift is measured against: see bench/drift.py."""
+        return self.directory / "reference"
+
+
+@dataclass(frozen=True, eq=False)
+class Run(Cell):
+    """Fine-tuning on one new task by one method.
+
+    Attributes:
+        base: The policy that can do the old tasks.
+        method: What is added to fine-tuning.
+        frames: Old frames: of all old tasks together; in a sequence, of each.
+        knob: Value of the method's knob; None: its own.
+        before: In a sequence the run of the task before; None for the first.
+    """
+
+    kind: ClassVar[str] = "run"
+    base: Base
+    method: Method
+    frames: int
+    knob: float | None = None
+    before: "Run | None" = None
+
+    @property
+    def stage(self) -> int:
+        """Which of the scenario's new tasks it learns."""
+        return 0 if self.before is None else self.before.stage + 1
+
+    @property
+    def new_task(self) -> str:
+        """What it learns."""
+        return self.scenario.new[self.stage]
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether it is one of several stages."""
+        return len(self.scenario.new) > 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it ends its scenario."""
+        return self.stage == len(self.scenario.new) - 1
+
+    @property
+    def name(self) -> str:
+        """With method and all that makes it another run."""
+        parts = [self.scenario.name, self.base.policy.name, self.method.name]
+        parts += [f"{self.frames}frames"] if self.method.frames in ("some", "any") else []
+        parts += [] if self.knob is None else [f"knob{self.knob:g}"]
+        parts += [f"seed{self.base.seed}"]
+        return "-".join([*parts, f"stage{self.stage + 1}"] if self.is_sequence else parts)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Its flags without paths, which checkpoint counts, and how it is evaluated."""
+        policy = self.base.policy
+        known = _PLACEHOLDER._replace(frames=self.known_frames, hidden_layers=policy.hidden_layers)
+        return {
+            "flags": self.flags | self.method.train_flags(known, self.knob),
+            "checkpoint": self.method.checkpoint_of(self.knob),
+            "stage": self.stage,
+            "evaluation": self.settings.evaluation_inputs,
+        }
+
+    @property
+    def flags(self) -> dict[str, object]:
+        """Of fine-tuning, whatever the method."""
+        training = self.base.policy.fine_tuning.shortened(self.settings.steps, self.settings.batch_size)
+        return self.base.policy.train_flags(training, self.base.seed)
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """The base, and in a sequence the stage before."""
+        return (self.base,) if self.before is None else (self.before,)
+
+    @property
+    def start(self) -> Path:
+        """The checkpoint that it starts from."""
+        return self.base.checkpoint if self.before is None else self.before.checkpoint
+
+    @property
+    def checkpoint(self) -> Path:
+        """The policy that is evaluated."""
+        return self.output_dir / self.method.checkpoint_of(self.knob)
+
+    @property
+    def known_tasks(self) -> tuple[str, ...]:
+        """Tasks before it: those of the base, and earlier ones of a sequence."""
+        return (*self.scenario.old, *self.scenario.new[: self.stage])
+
+    @property
+    def known_frames(self) -> int:
+        """Old frames of all tasks before it."""
+        return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
+
+    @property
+    def known(self) -> Known:
+        """What the method is given of the tasks before it."""
+        demos = self.base.demos
+        roots = [demos.old_data, *(demos.new_data(task) for task in self.scenario.new[: self.stage])]
+        return Known(
+            frames=self.known_frames,
+            repo_id=",".join(f"craft/{root.name}" for root in roots),
+            root=",".join(map(str, roots)),
+            instructions="; ".join(find_task(task).instruction for task in self.known_tasks),
+            hidden_layers=self.base.policy.hidden_layers,
+            anchors=str(self.anchors),
+        )

@@ -1,0 +1,101 @@
+"""From finished cells to `results.json`."""
+
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+
+from lerobot_craft.bench import cells
+from lerobot_craft.bench.board import same_scene
+from lerobot_craft.bench.settings import BenchSettings
+from lerobot_craft.bench.store import CellResult
+from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage
+
+_PLAIN = "naive"
+
+
+def collect_runs(runs: Iterable[cells.Run], results: Mapping[str, CellResult], settings: BenchSettings) -> list[Run]:
+    """The runs whose cells are finished, of a sequence all of them; `runs` are last stages, `results` by digest."""
+    whole = [run for run in runs if all(stage.digest in results for stage in stages_of(run))]
+    plain = {
+        _where(run): _step_seconds(run, results)
+        for run in whole
+        if run.method.name == _PLAIN and run.base.digest in results
+    }
+    return [_collected(run, results, settings, plain.get(_where(run))) for run in whole if run.base.digest in results]
+
+
+def stages_of(run: cells.Run) -> list[cells.Run]:
+    """A run and, in a sequence, those before it, in order."""
+    return [run] if run.before is None else [*stages_of(run.before), run]
+
+
+def _where(run: cells.Run) -> tuple[str, str, int]:
+    return run.scenario.name, run.base.policy.name, run.base.seed
+
+
+def _step_seconds(run: cells.Run, results: Mapping[str, CellResult]) -> float | None:
+    known = [results[stage.digest].step_seconds for stage in stages_of(run)]
+    measured = [seconds for seconds in known if seconds is not None]
+    return fmean(measured) if measured else None
+
+
+def _collected(
+    run: cells.Run, results: Mapping[str, CellResult], settings: BenchSettings, plain_step: float | None
+) -> Run:
+    stages = stages_of(run)
+    found = [results[stage.digest] for stage in stages]
+    last = found[-1]
+    step = _step_seconds(run, results)
+    compared = run.method.name != _PLAIN and step is not None and plain_step
+    return Run(
+        method=run.method.name,
+        label=run.method.label,
+        seed=run.base.seed,
+        policy=run.base.policy.name,
+        scenario=run.scenario.name,
+        role=run.scenario.role,
+        new_task=run.new_task,
+        same_scene=same_scene(run),
+        anchors=_anchors(run, last, results[run.base.demos.digest]),
+        base=results[run.base.digest].rates,
+        after=last.rates,
+        stages=[Stage(stage.new_task, of.rates) for stage, of in zip(stages, found, strict=True)]
+        if run.is_sequence
+        else None,
+        n_episodes=settings.episodes,
+        steps=sum(int(stage.flags["steps"]) for stage in stages),  # type: ignore[call-overload]
+        train_seconds=sum(of.train_seconds or 0.0 for of in found),
+        step_overhead=step / plain_step if compared and step is not None and plain_step is not None else None,
+        drift=last.drift or Drift(None, None),
+        lambda_final=last.lambda_final,
+        eps_final=last.eps_final,
+        knob=_knob(run, settings),
+        command=" && ".join(of.command for of in found),
+    )
+
+
+def _anchors(run: cells.Run, result: CellResult, recorded: CellResult) -> Anchors:
+    demos = run.base.demos
+    roots = [demos.old_data, *(demos.new_data(task) for task in run.known_tasks[len(run.scenario.old) :])]
+    known = [recorded.recorded[root.name] for root in roots]
+    there, size = sum(data.frames for data in known), sum(data.bytes for data in known)
+    everything = run.method.frames == "all"
+    frames = there if everything else min(run.known_frames, there)
+    source = run.method.source
+    if source == "both" and frames == 0:
+        source = "cross"
+    return Anchors(
+        source=None if source == "none" else source,
+        frames=frames,
+        bytes=round(size * frames / there),
+        cached_bytes=result.cached_bytes,
+        all_frames=everything,
+    )
+
+
+def _knob(run: cells.Run, settings: BenchSettings) -> Knob | None:
+    knob = run.method.knob
+    if knob is None:
+        return None
+    value = knob.value if run.knob is None else run.knob
+    swept_on = list(settings.swept_on) if run.method.name in settings.knobs else []
+    return Knob(f"--{knob.flags[0]}", f"{value:g}", swept_on)

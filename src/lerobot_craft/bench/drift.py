@@ -1,0 +1,107 @@
+"""How far a fine-tuned policy has moved on the old tasks, measured alike for every method.
+
+The base's actions and hidden states on some old frames are kept once, as two caches; each run is compared with them
+afterwards, whatever it retained. The frames are drawn by a seed of their own: none is held out from methods that take
+all old frames, but no method is measured on just the frames that it kept.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.build import build_cache
+from lerobot_craft.anchors.loader import AnchorLoader, open_cache, retained_of
+from lerobot_craft.anchors.prepare import prepare
+from lerobot_craft.anchors.ranks import Ranks
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.evaluation.results import Drift
+from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.rollouts import Player
+from lerobot_craft.policies import adapter_for, mode, unwrapped
+from lerobot_craft.teacher.load import load_teacher
+from lerobot_craft.training.anchoring.asking import policy_inputs
+from lerobot_craft.training.anchoring.budget_units import layer_scales_of, units_of
+
+_FRAMES_PER_TASK = 40
+_SEED = 90_210  # no seed of a run
+_BATCH = 64
+_ACTION, _HIDDEN = "action", "hidden"
+
+
+def keep_reference(checkpoint: Path, old_data: Path, num_tasks: int, layers: str, directory: Path) -> None:
+    """Keep what a policy makes of old frames: `directory/action` and, where it has layers, `directory/hidden`.
+
+    Args:
+        checkpoint: The policy's.
+        old_data: Directory of the dataset of the old tasks.
+        num_tasks: How many there are.
+        layers: All its layers, as `--layers_to_save` has them; empty where hidden states are not compared.
+        directory: Of both caches.
+    """
+    teacher = load_teacher(checkpoint, ["--device=cpu"])
+    for kind in (_ACTION, _HIDDEN) if layers else (_ACTION,):
+        config = BuildConfig(
+            output_dir=directory / kind,
+            dataset=DatasetFlags(f"craft/{old_data.name}", str(old_data)),
+            num_samples=_FRAMES_PER_TASK * num_tasks,
+            retention_mode=kind,
+            layers_to_save=layers if kind == _HIDDEN else None,
+            per_token=kind == _HIDDEN,
+            seed=_SEED,
+        )
+        build_cache(prepare(config, teacher), config.output_dir, ranks=Ranks())
+
+
+def measure_drift(player: Player, reference: Path, tasks: Sequence[str], instructions: Sequence[str]) -> Drift:
+    """Drift of a policy from the reference, task by task.
+
+    Of actions in units of the base's own error on that task, of hidden states in units of each layer's spread.
+
+    Args:
+        player: The fine-tuned policy.
+        reference: Directory of `keep_reference`.
+        tasks: Names of the old tasks.
+        instructions: Theirs, in the same order.
+    """
+    names = dict(zip(instructions, tasks, strict=True))
+    action = _per_task(player, open_cache(reference / _ACTION, verify=False), names)
+    hidden = _per_task(player, open_cache(reference / _HIDDEN, verify=False), names) if _has_hidden(reference) else {}
+    return Drift(_mean(action), _mean(hidden), action, hidden)
+
+
+def _has_hidden(reference: Path) -> bool:
+    return (reference / _HIDDEN).is_dir()
+
+
+def _mean(per_task: dict[str, float]) -> float | None:
+    return sum(per_task.values()) / len(per_task) if per_task else None
+
+
+def _per_task(player: Player, anchors: AnchorLoader, names: dict[str, str]) -> dict[str, float]:
+    """Mean drift of each task, by name."""
+    adapter, manifest = adapter_for(player.config), anchors.manifest
+    policy = unwrapped(player.policy)
+    retained = retained_of(manifest, adapter, policy)
+    loss_type = retained.loss_types(adapter)[0]
+    scales = layer_scales_of(manifest.values.get("layer_scales"), loss_type)
+    units = [1.0] * len(manifest.instructions)
+    if retained.mode == _ACTION:
+        units = units_of(manifest.scales, manifest.instructions, loss_type)
+    drifts: list[Tensor] = []
+    of_task: list[Tensor] = []
+    with torch.no_grad(), mode(policy, train=adapter.train_mode):
+        for indices in torch.arange(len(anchors.store)).split(_BATCH):
+            batch = anchors.take(indices)
+            with autocast(player.config):
+                inputs = policy_inputs(batch.raw, player.preprocessor)
+                drift = student_drift(adapter, policy, inputs, batch.columns, retained, loss_type, layer_scales=scales)
+            drifts.append(drift.double().cpu())
+            of_task.append(batch.instruction)
+    drift, instruction = torch.cat(drifts), torch.cat(of_task)
+    return {
+        names[text]: drift[instruction == index].mean().item() / units[index]
+        for index, text in enumerate(manifest.instructions)
+    }

@@ -1,0 +1,93 @@
+"""What a method of the bench is: flags of `craft train`, the old frames it needs, and its one knob."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+Flags = dict[str, object]
+# none: no frame of the old tasks | some: as many as --anchors says, but not 0 | any: also 0 | all: every one.
+Frames = Literal["none", "some", "any", "all"]
+
+_LAST_CHECKPOINT = "checkpoints/last/pretrained_model"
+
+
+class Known(NamedTuple):
+    """What a method is given of the old tasks.
+
+    Attributes:
+        frames: Frames of all old tasks together.
+        repo_id: Of the datasets of the old tasks, with commas between them.
+        root: Their directories, likewise.
+        instructions: Of the old tasks, with semicolons between them.
+        hidden_layers: What "all layers" is for the policy.
+        anchors: Directory for a cache.
+    """
+
+    frames: int
+    repo_id: str
+    root: str
+    instructions: str
+    hidden_layers: str
+    anchors: str
+
+
+class Knob(NamedTuple):
+    """The one number of a method: its flags (all set to the same value), the value, and what a sweep tries."""
+
+    flags: tuple[str, ...]
+    value: float
+    grid: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One line of the comparison.
+
+    Attributes:
+        name: As `--methods` has it.
+        label: For tables.
+        frames: How many frames of the old tasks it makes use of.
+        flags: What it adds to `craft train`, without the knob.
+        knob: Its one number.
+        policies: Types of policies that it exists for; empty: all.
+        source: What the old tasks are represented by, for tables.
+        checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
+    """
+
+    name: str
+    label: str
+    frames: Frames
+    flags: Callable[[Known], Flags]
+    knob: Knob | None = None
+    policies: tuple[str, ...] = ()
+    source: str = "none"
+    checkpoint: str = _LAST_CHECKPOINT
+
+    def counts(self, asked: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the numbers of old frames that are asked for, those at which it is another method."""
+        if self.frames in ("none", "all"):
+            return (0,)
+        return tuple(count for count in asked if count > 0 or self.frames == "any")
+
+    def train_flags(self, known: Known, value: float | None) -> Flags:
+        """All that it adds to `craft train`; `value` is the knob's, None its own."""
+        flags: Flags = {"craft.enabled": True, "craft.preload": True, **self.flags(known)}
+        if self.knob is not None:
+            flags |= dict.fromkeys(self.knob.flags, self.knob.value if value is None else value)
+        # The bench measures all methods on the same old frames, afterwards: see bench/drift.py.
+        return flags | {"craft.probe_anchors": 0, "craft.log_craft_metrics_freq": 0}
+
+    def checkpoint_of(self, value: float | None) -> str:
+        """The policy to evaluate, for a value of the knob."""
+        if self.knob is not None and value is None:
+            value = self.knob.value
+        return self.checkpoint.format(value=value)
+
+
+def as_argv(flags: Mapping[str, object]) -> list[str]:
+    """Flags as they are typed."""
+    return [f"--{name}={_typed(value)}" for name, value in flags.items()]
+
+
+def _typed(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

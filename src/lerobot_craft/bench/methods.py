@@ -1,0 +1,238 @@
+"""The methods that the bench compares: a table, to which a line adds one.
+
+Each has at most one knob. `craft bench --sweep` tries a knob's grid on tuning scenarios; the value that the tables use
+is the one in this file, or the one that a sweep's file names (`--knobs`).
+"""
+
+from collections.abc import Callable
+
+from lerobot_craft.bench.method import Flags, Knob, Known, Method
+from lerobot_craft.errors import CraftError
+
+_ALL_FRAMES = 10**9
+_CROSS_PAIRS = 1000
+_RECIPE_PAIRS = 2000
+# The teacher is asked where the new frames are, where its own actions would lead from there, and anywhere else.
+_FURTHER_AFIELD: Flags = {
+    "craft.num_anchors": _RECIPE_PAIRS,
+    "craft.walked_states": 0.5,
+    "craft.drawn_states": 0.7,
+    "craft.num_draws": 8,
+}
+
+
+def _baseline(name: str) -> Callable[[Known], Flags]:
+    return lambda known: {"craft.method": name}
+
+
+def _with_old_data(known: Known) -> Flags:
+    return {"craft.old_dataset.repo_id": known.repo_id, "craft.old_dataset.root": known.root}
+
+
+def _replay(known: Known) -> Flags:
+    return {"craft.method": "er", **_with_old_data(known), "craft.replay_frames": known.frames}
+
+
+def _joint(known: Known) -> Flags:
+    return _replay(known._replace(frames=_ALL_FRAMES)) | {"craft.replay_ratio": 1.0}
+
+
+def _ewc(known: Known) -> Flags:
+    return {"craft.method": "ewc", **_with_old_data(known), "craft.ewc_samples": known.frames}
+
+
+def _constraint(known: Known) -> Flags:
+    """As many anchors as new samples in every step; each task's multiplier may rise, but not fall below its start."""
+    return {
+        "craft.method": "craft",
+        "craft.anchor_cache_dir": known.anchors,
+        "craft.anchor_batch_size": 64,
+        "craft.retention_freq": 1,
+    }
+
+
+def _documents(known: Known) -> Flags:
+    """As the documents of the first CRaFT have it, their defaults written out."""
+    return {
+        **_constraint(known),
+        **_with_old_data(known),
+        "craft.num_anchors": known.frames,
+        "craft.anchor_batch_size": 16,
+        "craft.retention_freq": 5,
+        "craft.retention_mode": "hidden",
+        "craft.hidden_layer": "-2",
+        "craft.pooling": "mean_image_tokens",
+        "craft.loss_type": "mse",
+        "craft.lambda_per_task": False,
+        "craft.initial_lambda": 1.0,
+        "craft.lambda_lr": 0.01,
+        "craft.lambda_max": 10.0,
+        "craft.epsilon_start": 1.0,
+        "craft.epsilon_end": 0.1,
+        "craft.epsilon_unit": "absolute",
+        "craft.use_grad_projection": True,
+        "craft.conflict_threshold": -0.1,
+        "craft.projection_mode": "weighted",
+    }
+
+
+def _tokens_hidden(known: Known) -> Flags:
+    return {
+        **_constraint(known),
+        **_with_old_data(known),
+        "craft.num_anchors": known.frames,
+        "craft.retention_mode": "hidden",
+        "craft.per_token": True,
+        "craft.layers_to_save": known.hidden_layers,
+        "craft.relative": True,
+        "craft.freeze_readout": True,
+    }
+
+
+def _dataset_anchors(mode: str) -> Callable[[Known], Flags]:
+    return lambda known: {
+        **_constraint(known),
+        **_with_old_data(known),
+        "craft.num_anchors": known.frames,
+        "craft.retention_mode": mode,
+    }
+
+
+def _cross(known: Known) -> Flags:
+    return {
+        **_constraint(known),
+        "craft.retention_mode": "action",
+        "craft.anchor_source": "cross",
+        "craft.old_instructions": known.instructions,
+        "craft.num_anchors": _CROSS_PAIRS,
+    }
+
+
+def _recipe(known: Known) -> Flags:
+    """CRaFT as it is recommended: new frames under old instructions, and old frames where there are some."""
+    without = {**_cross(known), **_FURTHER_AFIELD}
+    if known.frames == 0:
+        return without
+    return {
+        **without,
+        **_with_old_data(known),
+        "craft.anchor_source": "both",
+        "craft.num_anchors": _RECIPE_PAIRS + known.frames,
+        "craft.old_frames": known.frames,
+    }
+
+
+def _recipe_with(**changes: object) -> Callable[[Known], Flags]:
+    return lambda known: _recipe(known) | {f"craft.{name}": value for name, value in changes.items()}
+
+
+def _lora(known: Known) -> Flags:
+    return {
+        "craft.method": "naive",
+        "peft.method_type": "LORA",
+        "peft.target_modules": r".*(language_model|text_model|lm_expert).*_proj",
+        "peft.full_training_modules": "[]",
+    }
+
+
+_FLOORED = ("craft.initial_lambda", "craft.lambda_min")
+_FIXED = (*_FLOORED, "craft.lambda_max")
+_STRENGTH = Knob(_FLOORED, 3.0, (1.0, 3.0, 10.0))
+
+METHODS = {
+    method.name: method
+    for method in (
+        Method("naive", "plain fine-tuning", "none", _baseline("naive")),
+        Method("joint", "joint training (all old data)", "all", _joint, source="dataset"),
+        Method(
+            "er",
+            "replay",
+            "some",
+            _replay,
+            Knob(("craft.replay_ratio",), 1.0, (0.5, 1.0, 2.0)),
+            source="dataset",
+        ),
+        Method("hidden_documents", "CRaFT, pooled hidden states (documents)", "some", _documents, source="dataset"),
+        Method("hidden_tokens", "CRaFT, hidden states per token", "some", _tokens_hidden, _STRENGTH, source="dataset"),
+        Method(
+            "token_ce",
+            "CRaFT, the teacher's tokens",
+            "some",
+            _dataset_anchors("token_ce"),
+            _STRENGTH,
+            policies=("pi0_fast",),
+            source="dataset",
+        ),
+        Method("action", "CRaFT, actions", "some", _dataset_anchors("action"), _STRENGTH, source="dataset"),
+        Method("cross", "CRaFT, actions without old frames", "none", _cross, _STRENGTH, source="cross"),
+        Method("craft", "CRaFT", "any", _recipe, _STRENGTH, source="both"),
+        Method(
+            "craft_no_projection",
+            "CRaFT without projection",
+            "any",
+            _recipe_with(use_grad_projection=False),
+            _STRENGTH,
+            source="both",
+        ),
+        Method(
+            "craft_fixed",
+            "CRaFT, fixed multiplier",
+            "any",
+            _recipe,
+            Knob(_FIXED, 3.0, (1.0, 3.0, 10.0)),
+            source="both",
+        ),
+        Method(
+            "craft_ascent",
+            "CRaFT, primal-dual ascent",
+            "any",
+            _recipe_with(dual_rule="ascent", initial_lambda=1.0, lambda_min=0.0),
+            Knob(("craft.lambda_lr",), 0.1, (0.01, 0.1, 1.0)),
+            source="both",
+        ),
+        Method(
+            "lwf",
+            "learning without forgetting",
+            "none",
+            lambda known: {"craft.method": "lwf", "craft.anchor_batch_size": 64},
+            Knob(("craft.lwf_lambda",), 1.0, (0.1, 1.0, 10.0)),
+        ),
+        Method(
+            "l2sp",
+            "L2-SP",
+            "none",
+            _baseline("l2sp"),
+            Knob(("craft.l2sp_alpha",), 0.01, (0.001, 0.01, 0.1, 1.0)),
+        ),
+        Method(
+            "ewc",
+            "EWC",
+            "some",
+            _ewc,
+            Knob(("craft.ewc_lambda",), 100.0, (10.0, 100.0, 1000.0, 10000.0)),
+            source="dataset",
+        ),
+        Method(
+            "merge",
+            "weight interpolation",
+            "none",
+            _baseline("merge"),
+            Knob(("craft.merge_alphas",), 0.6, (0.2, 0.4, 0.6, 0.8)),
+            checkpoint="merged/alpha_{value:.2f}/pretrained_model",
+        ),
+        Method(
+            "freeze",
+            "frozen readout",
+            "none",
+            lambda known: {"craft.method": "freeze", "craft.freeze": "readout"},
+        ),
+        Method("lora", "LoRA", "none", _lora, Knob(("peft.r",), 16, (4, 16, 64))),
+    )
+}
+
+
+def method_named(name: str) -> Method:
+    """One of `METHODS`, or a sentence with all their names."""
+    if name not in METHODS:
+        raise CraftError(f"--methods: {name} is not in the bench: choose among {', '.join(METHODS)}")
+    return METHODS[name]

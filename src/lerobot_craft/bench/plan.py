@@ -1,0 +1,62 @@
+"""Which cells a bench consists of."""
+
+from collections.abc import Iterator
+
+from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.method import Method
+from lerobot_craft.bench.methods import method_named
+from lerobot_craft.bench.policies import BenchPolicy, policy_named
+from lerobot_craft.bench.scenarios import Scenario, find_scenario
+from lerobot_craft.bench.settings import BenchSettings
+from lerobot_craft.errors import CraftError
+
+
+def plan_cells(settings: BenchSettings) -> list[Cell]:
+    """Every cell of a bench, each once and after what it needs; the position in the list is the number of a cell."""
+    cells: dict[str, Cell] = {}
+    for run in plan_runs(settings):
+        for cell in run.chain():
+            cells.setdefault(cell.digest, cell)
+    # What others wait for comes first; sorting is stable, so stages stay in order.
+    order = [Demos, Base, Run]
+    return sorted(cells.values(), key=lambda cell: order.index(type(cell)))
+
+
+def plan_runs(settings: BenchSettings) -> list[Run]:
+    """Every run, of a sequence its last stage. Two methods may come down to the same cell: both are listed."""
+    runs: dict[tuple[str, str], Run] = {}
+    for scenario in map(find_scenario, settings.scenarios):
+        demos = Demos(settings, scenario)
+        for policy in map(policy_named, settings.policies):
+            _check_policy(policy, scenario)
+            for seed in settings.seeds:
+                base = Base(settings, scenario, policy, seed, demos)
+                for method in map(method_named, settings.methods):
+                    runs |= {(method.name, run.digest): run for run in _runs_of(method, base)}
+    if not runs:
+        raise CraftError("nothing is left to run: these --methods need old frames (--anchors) or another --policy")
+    return list(runs.values())
+
+
+def _runs_of(method: Method, base: Base) -> Iterator[Run]:
+    settings, scenario = base.settings, base.scenario
+    if method.policies and base.policy.name not in method.policies:
+        return
+    for frames in method.counts(settings.anchors):
+        for asked in settings.knob_values(method):
+            # The same cell, whether a sweep asks for a knob's own value or a table.
+            knob = None if method.knob is not None and asked == method.knob.value else asked
+            run = None
+            for _ in scenario.new:
+                run = Run(settings, scenario, base, method, frames, knob, before=run)
+            if run is not None:
+                yield run
+
+
+def _check_policy(policy: BenchPolicy, scenario: Scenario) -> None:
+    if not policy.reads_instruction and scenario.pairs:
+        one, other = scenario.pairs[0]
+        raise CraftError(
+            f"{policy.name} reads no instruction, so it cannot tell {one} from {other}, which share a scene: give a "
+            f"--scenario without such a pair, or another --policy than {policy.name}"
+        )

@@ -1,0 +1,170 @@
+"""The policies that the bench trains: lerobot's own at a small size, and how long and how fast each is trained.
+
+The settings are those under which small policies reached success in prototype runs. All methods share them: none is
+tuned for a method or a scenario.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.errors import CraftError
+
+CHUNK = 8  # actions, all of which are executed before the policy is asked again
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training by `craft train`.
+
+    Attributes:
+        steps: Of the optimizer.
+        learning_rate: At its highest, after the warm-up; a cosine takes it down to a twentieth.
+        warmup_steps: In which it rises.
+        batch_size: Of demonstrations.
+    """
+
+    steps: int
+    learning_rate: float
+    warmup_steps: int
+    batch_size: int = 64
+
+    def shortened(self, steps: int | None, batch_size: int | None) -> "Training":
+        """With another length or batch, for a quick look; the warm-up stays within a quarter of the steps."""
+        steps = steps or self.steps
+        return Training(
+            steps, self.learning_rate, min(self.warmup_steps, max(1, steps // 4)), batch_size or self.batch_size
+        )
+
+
+@dataclass(frozen=True)
+class BenchPolicy:
+    """A small policy.
+
+    Attributes:
+        name: Its type, as `--policy` names it.
+        sizes: Fields of `TinySizes` that are not the default.
+        settings: Fields of lerobot's configuration.
+        image_side: The field that holds height and width of the images that the network sees; empty: as they are.
+        base: How it learns the old tasks.
+        fine_tuning: How it learns a new one.
+        hidden_layers: What "all layers" is for it, as `--craft.layers_to_save` has it; empty where there are none.
+        reads_instruction: Whether it can tell the two tasks of one scene apart.
+        has_schedule: Whether its configuration holds a learning-rate schedule.
+    """
+
+    name: str
+    base: Training
+    fine_tuning: Training
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    image_side: str = ""
+    hidden_layers: str = ""
+    reads_instruction: bool = True
+    has_schedule: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """What it is made of, without how it is trained."""
+        made = asdict(self)
+        return {name: made[name] for name in ("name", "sizes", "settings")}
+
+    def train_flags(self, training: Training, seed: int) -> dict[str, object]:
+        """Flags of `craft train`, beside those that say what is trained on what."""
+        flags: dict[str, object] = {
+            "steps": training.steps,
+            "batch_size": training.batch_size,
+            "seed": seed,
+            "save_freq": training.steps,
+            "log_freq": max(1, training.steps // 20),
+            "env_eval_freq": 0,
+            "num_workers": 0,
+            "wandb.enable": False,
+            "policy.device": "cpu",
+            "policy.push_to_hub": False,
+            "policy.optimizer_lr": training.learning_rate,
+            "policy.optimizer_weight_decay": 1e-4,
+        }
+        if self.has_schedule:
+            flags |= {
+                "policy.optimizer_grad_clip_norm": 1.0,
+                "policy.scheduler_warmup_steps": training.warmup_steps,
+                "policy.scheduler_decay_steps": training.steps,
+                "policy.scheduler_decay_lr": training.learning_rate / 20,
+            }
+        return flags
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        BenchPolicy(
+            "smolvla",
+            base=Training(steps=2500, learning_rate=1.5e-3, warmup_steps=100),
+            fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
+            # 16 px in patches of 8, folded two by two: an image is one token.
+            sizes={
+                "num_heads": 4,
+                "num_kv_heads": 2,
+                "expert_width": 48,
+                "vision_depth": 1,
+                "patch_size": 8,
+            },
+            settings={"num_steps": 4},
+            image_side="resize_imgs_with_padding",
+            hidden_layers="all,expert:all",
+        ),
+        BenchPolicy(
+            "pi0_fast",
+            base=Training(steps=2500, learning_rate=1.5e-3, warmup_steps=100),
+            fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
+            sizes={"vision_depth": 1, "patch_size": 16},  # one token again
+            image_side="image_resolution",
+            hidden_layers="all",
+        ),
+        BenchPolicy(
+            "act",
+            base=Training(steps=2500, learning_rate=1e-4, warmup_steps=1),
+            fine_tuning=Training(steps=400, learning_rate=5e-5, warmup_steps=1),
+            reads_instruction=False,
+            has_schedule=False,
+        ),
+    )
+}
+
+
+def policy_named(name: str) -> BenchPolicy:
+    """One of `POLICIES`, or a sentence with all their names."""
+    if name not in POLICIES:
+        raise CraftError(f"--policy={name} is not in the bench: choose among {', '.join(POLICIES)}")
+    return POLICIES[name]
+
+
+def make_start(policy: BenchPolicy, directory: Path, old_data: Path, instructions: Sequence[str], seed: int) -> None:
+    """Make the policy before it has learned anything, as a checkpoint for the robot of a dataset.
+
+    Args:
+        policy: Which.
+        directory: Where to save.
+        old_data: Directory of the dataset of the old tasks.
+        instructions: Of all tasks, old and new.
+        seed: Of its weights.
+    """
+    from lerobot_craft.lerobot_api.datasets import open_dataset
+    from lerobot_craft.tiny import TinySizes
+    from lerobot_craft.tiny.for_dataset import make_checkpoint_for
+
+    dataset = open_dataset(f"craft/{old_data.name}", old_data)
+    (camera,) = dataset.meta.camera_keys
+    shown = {policy.image_side: tuple(dataset.meta.features[camera]["shape"][:2])} if policy.image_side else {}
+    make_checkpoint_for(
+        policy.name,
+        directory,
+        dataset,
+        instructions=instructions,
+        chunk_size=CHUNK,
+        sizes=TinySizes(**policy.sizes),
+        seed=seed,
+        **policy.settings,
+        **shown,
+    )

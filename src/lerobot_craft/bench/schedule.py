@@ -1,0 +1,225 @@
+"""Running all cells: in this process, or by workers that import lerobot once and keep their simulations."""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from typing import Any, Protocol
+
+from lerobot_craft.bench.cell_run import Train, ensure
+from lerobot_craft.bench.cells import Cell
+from lerobot_craft.bench.plan import plan_cells
+from lerobot_craft.bench.queue import CellQueue
+from lerobot_craft.bench.settings import BenchSettings
+from lerobot_craft.bench.store import CellBusyError, CellResult, result_of
+from lerobot_craft.errors import CraftError
+
+# One thread for each process: small policies gain nothing from a second one, and two pools fight for the cores.
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
+_TICK_S = 0.5
+_FINISHED, _BUSY, _FAILED = "finished", "busy", "failed"
+
+
+class Watcher(Protocol):
+    """Who is told how it goes."""
+
+    def kept(self, cell: Cell, result: CellResult) -> None:
+        """A cell was finished before."""
+
+    def started(self, cell: Cell) -> None:
+        """A cell is at work."""
+
+    def finished(self, cell: Cell, result: CellResult) -> None:
+        """It is done."""
+
+    def postponed(self, cell: Cell) -> None:
+        """A process elsewhere is at it."""
+
+    def failed(self, cell: Cell, reason: str) -> None:
+        """It was given up."""
+
+    def tick(self) -> None:
+        """Called now and then."""
+
+
+def run_cells(settings: BenchSettings, train: Train, jobs: int, watcher: Watcher) -> dict[str, CellResult]:
+    """Run what is not finished; a cell that fails does not stop the others.
+
+    Args:
+        settings: Of the bench.
+        train: How `craft train` is called; a function of a module, so that workers can import it.
+        jobs: How many processes; 1 is this one.
+        watcher: Told how it goes.
+
+    Returns:
+        Results by digest of their cells, of all that are finished.
+    """
+    cells = plan_cells(settings)
+    results = {}
+    for cell in cells:
+        if (result := result_of(cell)) is not None:
+            results[cell.digest] = result
+            watcher.kept(cell, result)
+    queue = CellQueue(cells, results)
+    seats: Sequence[_Here | _Worker] = ()
+    with _one_thread_each():
+        try:
+            wanted = min(jobs, queue.remaining)
+            seats = [_Here(train)] if jobs == 1 else [_Worker(settings, train) for _ in range(wanted)]
+            _serve(queue, seats, watcher, results)
+        finally:
+            for seat in seats:
+                seat.stop()
+    return results
+
+
+def _serve(
+    queue: CellQueue, seats: "Sequence[_Here | _Worker]", watcher: Watcher, results: dict[str, CellResult]
+) -> None:
+    while not queue.is_over:
+        for seat in seats:
+            if seat.cell is None and (cell := queue.take()) is not None:
+                watcher.started(cell)
+                seat.begin(cell)
+        for seat in _heard(seats):
+            cell, (state, answer) = seat.end()
+            if state == _BUSY:
+                queue.put_back(cell)
+                watcher.postponed(cell)
+            elif state == _FINISHED:
+                queue.finish(cell)
+                results[cell.digest] = answer
+                watcher.finished(cell, answer)
+            else:
+                watcher.failed(cell, answer)
+                for lost in queue.fail(cell):
+                    watcher.failed(lost, f"it needs {cell.kind} {cell.name}")
+        watcher.tick()
+
+
+def _heard(seats: "Sequence[_Here | _Worker]") -> "list[_Here | _Worker]":
+    """Seats whose cell has ended, after waiting for one for a while."""
+    busy = [seat for seat in seats if seat.cell is not None]
+    if not busy:
+        time.sleep(_TICK_S)
+    handles = [handle for seat in busy for handle in seat.handles]
+    heard = wait(handles, timeout=_TICK_S) if handles else []
+    return [seat for seat in busy if not seat.handles or any(handle in heard for handle in seat.handles)]
+
+
+class _Here:
+    """This process."""
+
+    handles: Sequence[Any] = ()
+
+    def __init__(self, train: Train) -> None:
+        self._train = train
+        self.cell: Cell | None = None
+
+    def begin(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def end(self) -> tuple[Cell, tuple[str, Any]]:
+        cell, self.cell = _require(self.cell), None
+        return cell, _attempt(cell, self._train)
+
+    def stop(self) -> None:
+        pass
+
+
+class _Worker:
+    """Another process; one that dies is replaced."""
+
+    def __init__(self, settings: BenchSettings, train: Train) -> None:
+        self._settings, self._train = settings, train
+        self.cell: Cell | None = None
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, self._settings, self._train), daemon=False)
+        self._process.start()
+        theirs.close()  # or the end of the worker would not be the end of the pipe
+
+    @property
+    def handles(self) -> Sequence[Any]:
+        """What becomes ready when the worker answers or dies."""
+        return (self._connection, self._process.sentinel)
+
+    def begin(self, cell: Cell) -> None:
+        if not self._process.is_alive():
+            self._start()
+        self.cell = cell
+        self._connection.send(cell.digest)
+
+    def end(self) -> tuple[Cell, tuple[str, Any]]:
+        cell, self.cell = _require(self.cell), None
+        try:
+            answer: tuple[str, Any] = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            answer = (_FAILED, f"its process ended with code {self._process.exitcode}")
+            self._start()
+        return cell, answer
+
+    def stop(self) -> None:
+        """End the process at once: an unfinished cell is run anew the next time."""
+        self._connection.close()
+        if self.cell is not None:
+            self._process.terminate()
+        self._process.join()
+
+
+def _work(connection: Connection, settings: BenchSettings, train: Train) -> None:
+    """A worker's life: cells by their digests, until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    cells = {cell.digest: cell for cell in plan_cells(settings)}
+    while True:
+        try:
+            digest = connection.recv()
+        except EOFError:
+            return
+        connection.send(_attempt(cells[digest], train))
+
+
+def _attempt(cell: Cell, train: Train) -> tuple[str, Any]:
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        return _FINISHED, ensure(cell, train, wait=False)
+    except CellBusyError:
+        return _BUSY, None
+    except CraftError as error:
+        return _FAILED, str(error)
+    except Exception as error:  # a fault in one cell must not end the others; its log has the traceback
+        first = next(iter(str(error).strip().splitlines()), "")
+        return _FAILED, f"{type(error).__name__}: {first}"
+
+
+def _require(cell: Cell | None) -> Cell:
+    if cell is None:
+        raise RuntimeError("no cell is at work here")
+    return cell
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Threads of this process and of its workers, which take over its variables; afterwards as it was."""
+    import torch
+
+    threads, variables = torch.get_num_threads(), {name: os.environ.get(name) for name in _THREADS}
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        for name, value in variables.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

@@ -1,0 +1,156 @@
+"""A cell on disk: its lock, its inputs, its result; finished or to be run again, never half of it taken for whole."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from lerobot_craft import __version__
+from lerobot_craft.anchors.files import plain_errors, read_bytes, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.bench.cells import Cell, Run
+from lerobot_craft.bench.method import as_argv
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.results import Drift
+
+CELL_FILE, RESULT_FILE, LOG_FILE = "cell.json", "result.json", "log.txt"
+_CRAFT = "craft."
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A dataset of demonstrations."""
+
+    frames: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What came out of a cell; of demonstrations only `seconds` and `recorded`.
+
+    Attributes:
+        seconds: All of it.
+        recorded: By name of the dataset.
+        successes: Of each task, episode by episode.
+        train_seconds: Of `craft train`, from start to end.
+        step_seconds: Median time of a training step, loading included.
+        evaluation_seconds: Of all rollouts.
+        drift: From the base, on the old tasks.
+        lambda_final: Mean multiplier at the last anchor step.
+        eps_final: Budget at that step.
+        cached_bytes: Of the anchor cache.
+        command: What was run, as one would type it.
+    """
+
+    seconds: float
+    recorded: dict[str, Recorded] = field(default_factory=dict)
+    successes: dict[str, list[bool]] = field(default_factory=dict)
+    train_seconds: float | None = None
+    step_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    drift: Drift | None = None
+    lambda_final: float | None = None
+    eps_final: float | None = None
+    cached_bytes: int = 0
+    command: str = ""
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Success rate of each task."""
+        return {task: sum(episodes) / len(episodes) for task, episodes in self.successes.items()}
+
+
+class CellBusyError(CraftError):
+    """Another process, maybe on another machine, is at this cell."""
+
+
+@contextmanager
+def claimed(cell: Cell, *, wait: bool) -> Iterator[None]:
+    """Holds a cell for this process; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        CellBusyError: Somebody else holds it, and `wait` is false.
+    """
+    directory = cell.directory
+    with plain_errors(directory.parent):
+        directory.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(directory.with_name(f".{directory.name}.lock"))
+    try:
+        lock.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise CellBusyError(f"another process is at {directory}") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def result_of(cell: Cell) -> CellResult | None:
+    """The result of a finished cell; None if it has to be run.
+
+    What `craft train` fills in for flags that the cell does not name is compared too: where a default has changed
+    since, the result is not that of the same command any more. A setting that did not exist then is no difference.
+
+    Raises:
+        CraftError: A file is damaged.
+    """
+    files = [cell.directory / name for name in (CELL_FILE, RESULT_FILE)]
+    if not all(file.is_file() for file in files):
+        return None
+    try:
+        inputs, content = (parse_object(read_bytes(file)) for file in files)
+        if inputs.get("digest") != cell.digest or not _agree(inputs.get("settings", {}), settings_of(cell)):
+            return None
+        return decode(CellResult, content)
+    except StrictJSONError as error:
+        raise CraftError(f"{cell.directory} is damaged ({error}): remove it, and it is run again") from error
+
+
+def begin(cell: Cell) -> None:
+    """An empty directory with the inputs in it; what an interrupted run left goes, an outdated result stays aside."""
+    directory = cell.directory
+    if (directory / RESULT_FILE).exists():
+        number = 1
+        while (aside := directory.with_name(f"{directory.name}.outdated-{number}")).exists():
+            number += 1
+        directory.rename(aside)
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    content = {
+        "kind": cell.kind,
+        "name": cell.name,
+        "digest": cell.digest,
+        "inputs": cell.inputs,
+        "needs": {needed.kind: needed.directory.name for needed in cell.needs},
+        "settings": settings_of(cell),
+        "craft_version": __version__,
+    }
+    write_atomically(directory / CELL_FILE, to_json(json.loads(json.dumps(content))))
+
+
+def finish(cell: Cell, result: CellResult) -> None:
+    """Write the result: from here on the cell is finished."""
+    write_atomically(cell.directory / RESULT_FILE, to_json(result))
+
+
+def settings_of(cell: Cell) -> dict[str, Any]:
+    """Every `--craft.*` of a run, as `craft train` would settle it today; nothing for other cells."""
+    if not isinstance(cell, Run):
+        return {}
+    import draccus
+
+    from lerobot_craft.training.config import CraftConfig
+    from lerobot_craft.training.settings import as_json
+
+    flags = cell.inputs["flags"].items()
+    craft = {name.removeprefix(_CRAFT): value for name, value in flags if name.startswith(_CRAFT)}
+    return as_json(draccus.parse(CraftConfig, args=as_argv(craft)))
+
+
+def _agree(recorded: dict[str, Any], today: dict[str, Any]) -> bool:
+    return all(today[name] == value for name, value in recorded.items() if name in today)

@@ -1,0 +1,21 @@
+"""Several trainings in one process: what one leaves behind, and how to forget it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def forgotten_afterwards() -> Iterator[None]:
+    """Around a training: lerobot replaces the root logger's handlers, and accelerate keeps one device and precision."""
+    from accelerate.state import AcceleratorState
+
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,100 @@
+from dataclasses import replace
+
+import pytest
+
+from lerobot_craft.bench.cells import Base, Demos, Run
+from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.bench.plan import plan_cells, plan_runs
+from lerobot_craft.errors import CraftError
+
+
+def kinds(settings):
+    return [(cell.kind, cell.name) for cell in plan_cells(settings)]
+
+
+def test_each_cell_comes_once_and_after_what_it_needs(bench_settings):
+    cells = plan_cells(bench_settings(seeds=(0, 1), anchors=(0, 20), methods=("naive", "er", "craft")))
+    assert len({cell.digest for cell in cells}) == len(cells)
+    seen = set()
+    for cell in cells:
+        assert all(needed.digest in seen for needed in cell.needs), cell.name
+        seen.add(cell.digest)
+
+
+def test_a_method_runs_at_the_numbers_of_old_frames_that_make_a_difference(bench_settings):
+    names = [name for kind, name in kinds(bench_settings(methods=("naive", "er", "craft"), anchors=(0, 20)))]
+    assert names == [
+        "reach",
+        "reach-smolvla-seed0",
+        "reach-smolvla-naive-seed0",
+        "reach-smolvla-er-20frames-seed0",
+        "reach-smolvla-craft-0frames-seed0",
+        "reach-smolvla-craft-20frames-seed0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"episodes": 3}, "demos"),
+        ({"base_steps": 7}, "demos"),
+        ({"steps": 7}, "demos base"),
+        ({"old_episodes": 7}, ""),
+        ({"methods": ("craft", "naive")}, "demos base run"),
+    ],
+)
+def test_a_changed_input_makes_other_cells(bench_settings, change, same):
+    before = {cell.digest: cell.kind for cell in plan_cells(bench_settings())}
+    after = {cell.digest: cell.kind for cell in plan_cells(bench_settings(**change))}
+    assert {before[digest] for digest in before.keys() & after.keys()} == set(same.split())
+
+
+def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):
+    settings = bench_settings()
+    moved = replace(settings, output_dir=tmp_path / "elsewhere")
+    assert [cell.digest for cell in plan_cells(settings)] == [cell.digest for cell in plan_cells(moved)]
+
+
+def test_a_sweep_shares_the_cell_of_a_knobs_own_value(bench_settings):
+    table = {run.directory for run in plan_runs(bench_settings(methods=("l2sp",)))}
+    swept = [run.directory for run in plan_runs(bench_settings(methods=("l2sp",), sweep=True))]
+    assert len(swept) == len(set(swept)) == 4
+    assert table < set(swept)
+
+
+def test_two_methods_that_come_down_to_the_same_share_a_cell_and_are_both_listed(bench_settings, monkeypatch):
+    monkeypatch.setitem(METHODS, "plain", replace(METHODS["naive"], name="plain"))
+    settings = bench_settings(methods=("naive", "plain"))
+    assert [run.method.name for run in plan_runs(settings)] == ["naive", "plain"]
+    assert [cell.kind for cell in plan_cells(settings)] == ["demos", "base", "run"]
+
+
+def test_stages_of_a_sequence_start_where_the_one_before_ended(bench_settings, two_stages):
+    settings = bench_settings(scenarios=(two_stages,), methods=("er",), anchors=(5,))
+    cells = plan_cells(settings)
+    assert [type(cell) for cell in cells] == [Demos, Base, Run, Run]
+    first, second = cells[2:]
+    assert (first.start, second.start) == (cells[1].checkpoint, first.checkpoint)
+    assert second.known_tasks == ("reach-red", "button-topdown")
+    assert second.known.frames == 10  # five of each task
+    assert second.known.root.count(",") == 1
+    assert [run.digest for run in plan_runs(settings)] == [second.digest]
+
+
+def test_a_policy_without_instructions_is_refused_where_they_matter(bench_settings):
+    with pytest.raises(CraftError, match="act reads no instruction"):
+        plan_cells(bench_settings(policies=("act",)))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"scenarios": ("windw",)}, "no scenario 'windw'"),
+        ({"methods": ("crft",)}, "--methods: crft"),
+        ({"policies": ("pi9",)}, "--policy=pi9"),
+        ({"methods": ("er",)}, "nothing is left to run"),  # replay without old frames
+    ],
+)
+def test_what_is_not_known_is_named(bench_settings, change, complaint):
+    with pytest.raises(CraftError, match=complaint):
+        plan_cells(bench_settings(**change))

@@ -1,0 +1,65 @@
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lerobot_craft.bench.filmstrip import _Camera, caption, develop
+from lerobot_craft.bench.plan import plan_runs
+
+GREEN = (46, 160, 67)
+
+
+def edges(png, count):
+    """Colours of the upper edge, frame by frame."""
+    strip = Image.open(io.BytesIO(png))
+    return [strip.getpixel((round((i + 0.5) * strip.width / count), 0)) for i in range(count)]
+
+
+class OneEpisode:
+    """A vector of environments whose first one ends after some steps; a picture shows the step."""
+
+    def __init__(self, length):
+        self.envs, self.step, self.length, self.drawings = [self], 0, length, 0
+
+    @property
+    def is_frozen(self):
+        return self.step >= self.length
+
+    def render(self):
+        self.drawings += 1
+        return np.full((240, 240, 3), min(self.step, self.length), np.uint8)
+
+    def play(self, steps, look):
+        for self.step in range(steps + 1):
+            look(self)
+
+
+@pytest.mark.parametrize("played", [60, 50, 41])
+def test_only_the_frames_that_are_shown_are_drawn(played):
+    camera, episode = _Camera(60), OneEpisode(length=35)
+    episode.play(played, camera)
+    assert camera.moments == [0, 10, 20, 30, 40, 50, 60]
+    # The end of the episode is what is seen from then on, however long others go on.
+    assert [int(picture[0, 0, 0]) for picture in camera.pictures] == [0, 10, 20, 30, 35, 35, 35]
+    assert episode.drawings == 5
+
+
+def test_an_episode_that_fails_is_drawn_to_its_end():
+    camera, episode = _Camera(60), OneEpisode(length=60)
+    episode.play(60, camera)
+    assert [int(picture[0, 0, 0]) for picture in camera.pictures] == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_the_edge_turns_green_with_success():
+    pictures = [np.zeros((240, 240, 3), np.uint8)] * 4
+    png = develop(pictures, [0, 10, 20, 30], success_step=20)
+    assert [colour == GREEN for colour in edges(png, 4)] == [False, False, True, True]
+    assert GREEN not in edges(develop(pictures, [0, 10, 20, 30], success_step=None), 4)
+    assert Image.open(io.BytesIO(png)).size == (4 * 150 + 3 * 8, 150)
+
+
+def test_the_caption_says_what_was_asked_for(bench_settings):
+    base = plan_runs(bench_settings(episodes=20))[0].base
+    assert caption(base, "reach-red").startswith('"reach for the red target" (old task), the first of 20 starts')
+    assert "(new task)" in caption(base, "reach-blue")

@@ -1,0 +1,45 @@
+import pytest
+
+from lerobot_craft.bench.method import Known, as_argv
+from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.methods.weight_merge import alpha_name
+
+KNOWN = Known(20, "craft/old", "/data/old", "open the door; close it", "all", "/run/anchors")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_craft_train_takes_the_flags_of_every_method(name):
+    method = METHODS[name]
+    values = [None] if method.knob is None else [None, *method.knob.grid]
+    for value in values:
+        flags = method.train_flags(KNOWN, value)
+        craft = {name.removeprefix("craft."): v for name, v in flags.items() if name.startswith("craft.")}
+        config = parse_flags(CraftConfig, as_argv(craft), "craft train")
+        assert config.enabled
+        assert config.preload
+
+
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.frames == "none"])
+def test_a_method_without_old_frames_is_given_none(name):
+    assert "/data/old" not in " ".join(as_argv(METHODS[name].train_flags(KNOWN._replace(frames=0), None)))
+
+
+def test_craft_takes_new_frames_alone_where_there_are_no_old_ones():
+    flags = METHODS["craft"].train_flags(KNOWN._replace(frames=0), None)
+    assert flags["craft.anchor_source"] == "cross"
+    assert "craft.old_dataset.root" not in flags
+    assert METHODS["craft"].train_flags(KNOWN, None)["craft.old_frames"] == KNOWN.frames
+
+
+def test_the_merged_policy_is_the_one_that_is_evaluated():
+    method = METHODS["merge"]
+    for alpha in method.knob.grid:
+        assert method.checkpoint_of(alpha) == f"merged/{alpha_name(alpha)}/pretrained_model"
+    assert method.checkpoint_of(None) == method.checkpoint_of(method.knob.value)
+
+
+def test_every_knob_has_its_own_value_in_its_grid():
+    for method in METHODS.values():
+        assert method.knob is None or method.knob.value in method.knob.grid

@@ -1,0 +1,74 @@
+import io
+
+import pytest
+
+from lerobot_craft.bench.narration import Narrator, describe, how_far
+from lerobot_craft.bench.plan import plan_cells
+from lerobot_craft.bench.store import LOG_FILE, CellResult, begin
+from lerobot_craft.training.records.journal import METRICS_FILE
+
+
+@pytest.fixture
+def cells(bench_settings):
+    return plan_cells(bench_settings(anchors=(0, 20)))
+
+
+def test_each_stage_is_told_in_words(cells):
+    assert [describe(cell) for cell in cells] == [
+        "record demonstrations: 50 of each of 1 old tasks, 30 of the new one",
+        "train a small smolvla on the old tasks, roll it out",
+        "fine-tune it on the new task plainly, roll it out",
+        "fine-tune it on the new task with CRaFT, no old frame, roll it out",
+        "fine-tune it on the new task with CRaFT, 20 old frames, roll it out",
+    ]
+
+
+def test_without_a_terminal_a_stage_has_a_line_at_its_start_and_one_at_its_end(cells):
+    stream = io.StringIO()
+    narrator = Narrator(cells, stream, live=False, further=1)
+    narrator.kept(cells[0], CellResult(12.4))
+    for cell in cells[2:4]:
+        narrator.started(cell)
+    narrator.tick()
+    narrator.finished(cells[3], CellResult(1.0))
+    with narrator.stage("film"):
+        pass
+    narrator.close()
+    assert stream.getvalue().splitlines() == [
+        f"[1/6]   12 s  {describe(cells[0])} (done earlier)",
+        f"[3/6] {describe(cells[2])}",
+        f"[4/6] {describe(cells[3])}",
+        "[4/6] done in 0 s",
+        "[6/6] film",
+        "[6/6] done in 0 s",
+    ]
+
+
+def test_on_a_terminal_a_running_stage_is_drawn_over_itself(cells, monkeypatch):
+    monkeypatch.setattr("lerobot_craft.bench.narration._REDRAW_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "50")
+    stream = io.StringIO()
+    narrator = Narrator(cells, stream, live=True)
+    narrator.started(cells[2])
+    narrator.tick()
+    assert stream.getvalue().count("\x1b[1F\x1b[J") == 1
+    assert {len(line) for line in stream.getvalue().replace("\x1b[1F\x1b[J", "").splitlines()} == {49}
+    narrator.finished(cells[2], CellResult(1.0))
+    narrator.close()
+    assert stream.getvalue().endswith(f"\x1b[1F\x1b[J[3/5]    0 s  {describe(cells[2])}\n")  # whole, and it stays
+
+
+def test_a_training_tells_its_step(cells):
+    base = cells[1]
+    assert how_far(cells[0]) == how_far(base) == ""
+    base.output_dir.mkdir(parents=True)
+    (base.output_dir / METRICS_FILE).write_text('{"step": 125}\n{"step": 250}\n')
+    assert how_far(base) == " (step 250 of 2500)"
+
+
+def test_a_failure_names_its_log(cells):
+    narrator = Narrator(cells, io.StringIO(), live=False)
+    begin(cells[1])
+    (cells[1].directory / LOG_FILE).touch()
+    narrator.failed(cells[1], "no such luck")
+    assert narrator.failures == [f"[2/5] {describe(cells[1])}: no such luck (log: {cells[1].directory / LOG_FILE})"]

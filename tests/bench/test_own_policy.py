@@ -1,0 +1,57 @@
+import pytest
+
+from lerobot_craft.bench.method import as_argv
+from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.bench.own_policy import INSTRUCTIONS, NEW_DATA, OLD_DATA, POLICY, own_policy_commands
+from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.cli.train import split_flags
+from lerobot_craft.training.config import CraftConfig
+
+TRAINING = [advice.words for advice in own_policy_commands()[:2]]
+
+
+def settings_of(flags):
+    return vars(parse_flags(CraftConfig, split_flags(flags)[0], "craft train"))
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=["no old frames", "old frames"])
+def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
+    from lerobot_craft.training.settings import read_settings
+
+    assert words[:2] == ["craft", "train"]
+    here = {f"--policy.path={POLICY}": f"--policy.path={checkpoints('smolvla')}"}
+    craft, rest = split_flags([here.get(word, word) for word in words[2:]])
+    cfg, found = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft, "craft train", saved, "craft."))
+    assert cfg.dataset.repo_id == NEW_DATA
+    assert cfg.batch_size == found.anchor_batch_size
+    assert (found.enabled, found.method, found.old_instructions) == (True, "craft", INSTRUCTIONS)
+
+
+@pytest.mark.parametrize("words", TRAINING, ids=["no old frames", "old frames"])
+def test_they_are_the_recipe(words):
+    """What is left out is what `craft train` does anyway, or the bench's own affair."""
+    from lerobot_craft.bench.method import Known
+
+    typed = settings_of(words[2:])
+    known = Known(typed["old_frames"] or 0, OLD_DATA, "", INSTRUCTIONS, "", "")
+    recipe = settings_of(as_argv(METHODS["craft"].train_flags(known, None)))
+    apart = {
+        "anchor_batch_size",
+        "anchor_cache_dir",
+        "log_craft_metrics_freq",
+        "old_dataset",
+        "preload",
+        "probe_anchors",
+    }
+    assert {name for name in typed if typed[name] != recipe[name]} <= apart
+    assert typed["old_dataset"].repo_id == recipe["old_dataset"].repo_id
+
+
+def test_a_command_can_be_pasted(tmp_path):
+    import shlex
+
+    for advice in own_policy_commands():
+        comment, _, command = str(advice).partition("\n")
+        assert comment == f"# {advice.purpose}"
+        assert shlex.split(command.replace("\\\n", "")) == advice.words
+        assert max(map(len, command.splitlines())) <= 120

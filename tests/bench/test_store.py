@@ -1,0 +1,83 @@
+import json
+
+import pytest
+
+from lerobot_craft.bench import store
+from lerobot_craft.bench.plan import plan_runs
+from lerobot_craft.bench.store import CellBusyError, CellResult, begin, claimed, finish, result_of
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.results import Drift
+
+RESULT = CellResult(1.5, successes={"reach-red": [True, False]}, drift=Drift(0.1, None, {"reach-red": 0.1}, {}))
+
+
+@pytest.fixture
+def run(bench_settings):
+    (found,) = plan_runs(bench_settings(methods=("craft",)))
+    return found
+
+
+@pytest.fixture
+def finished(run):
+    begin(run)
+    finish(run, RESULT)
+    return run
+
+
+def test_a_result_comes_back_as_it_was(finished):
+    assert result_of(finished) == RESULT
+    assert RESULT.rates == {"reach-red": 0.5}
+
+
+def test_a_cell_without_result_has_to_be_run(run):
+    assert result_of(run) is None
+    begin(run)
+    assert result_of(run) is None
+
+
+def test_what_an_interrupted_run_left_is_cleared(run):
+    begin(run)
+    (run.directory / "train").mkdir()
+    begin(run)
+    assert [path.name for path in run.directory.iterdir()] == [store.CELL_FILE]
+
+
+def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monkeypatch):
+    now = store.settings_of(finished)
+    monkeypatch.setattr(store, "settings_of", lambda cell: now | {"lambda_max": 20.0})
+    assert result_of(finished) is None
+    begin(finished)
+    (aside,) = finished.directory.parent.glob("*.outdated-1")
+    assert (aside / store.RESULT_FILE).is_file()
+
+
+def test_a_setting_that_did_not_exist_then_is_no_difference(finished, monkeypatch):
+    now = store.settings_of(finished)
+    monkeypatch.setattr(store, "settings_of", lambda cell: now | {"invented_since": 1})
+    assert result_of(finished) == RESULT
+
+
+def test_a_setting_that_does_not_exist_any_more_is_no_difference(finished, monkeypatch):
+    now = store.settings_of(finished)
+    now.pop("lambda_max")
+    monkeypatch.setattr(store, "settings_of", lambda cell: now)
+    assert result_of(finished) == RESULT
+
+
+def test_the_settings_are_those_of_the_flags(run):
+    settings = store.settings_of(run)
+    assert (settings["anchor_source"], settings["lambda_min"], settings["lambda_max"]) == ("cross", 3.0, 10.0)
+
+
+def test_a_damaged_result_is_named(finished):
+    path = finished.directory / store.RESULT_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"invented": 1}))
+    with pytest.raises(CraftError, match=r"is damaged \(invented: unknown field\): remove it"):
+        result_of(finished)
+
+
+def test_a_cell_is_held_by_one_at_a_time(run):
+    with claimed(run, wait=False), pytest.raises(CellBusyError), claimed(run, wait=False):
+        pass
+    with claimed(run, wait=False):
+        pass
