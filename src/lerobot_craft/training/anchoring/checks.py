@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.anchors.verify import FLOORS, Reproduction, relative_deviation, reproduce
+from lerobot_craft.anchors.verify import Reproduction, floor_of, relative_deviation, reproduce
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype, autocast_name
 from lerobot_craft.policies import adapter_for, check_reach, mode, unwrapped
@@ -110,9 +110,10 @@ def _reproduction(context: Context, anchors: Anchors) -> Reproduction:
         for indices in chosen.split(_TOGETHER):
             deviation = relative_deviation(adapter, student, anchors.take(indices), anchors.retained)
             largest = max(largest, float(deviation.max()))
-    return Reproduction(len(chosen), largest, _floor(context))
+    dtype = autocast_dtype(context.teacher.config) or _widest_dtype(context)
+    return Reproduction(len(chosen), largest, floor_of(dtype, adapter, anchors.retained))
 
 
-def _floor(context: Context) -> float:
+def _widest_dtype(context: Context) -> str:
     widest = max(unwrapped(context.policy).parameters(), key=lambda parameter: parameter.numel())
-    return FLOORS[autocast_dtype(context.teacher.config) or str(widest.dtype).removeprefix("torch.")]
+    return str(widest.dtype).removeprefix("torch.")
