@@ -11,8 +11,8 @@ help: ## list the targets
 setup: ## make .venv with the locked dependencies (every target below does this itself)
 	@scripts/bootstrap
 
-demo: setup ## forgetting and its cure, end to end, in under a minute
-	@$(BIN)/python examples/two_baskets.py
+demo: setup ## forgetting and its cure in a simulator, in under five minutes
+	@$(BIN)/craft demo
 
 test: check ## lint, types and the test suite
 	$(PYTEST)

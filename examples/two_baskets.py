@@ -1,4 +1,4 @@
-"""Forgetting and its cure, end to end, in under a minute: `make demo` runs this.
+"""Forgetting and its cure, end to end, in under a minute, in a world of two numbers.
 
 A small policy moves a gripper over a table with three baskets and reads an instruction. It can already serve the red
 and the blue basket. Then it is fine-tuned to serve the green one, on demonstrations of that alone:

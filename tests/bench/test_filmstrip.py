@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lerobot_craft.bench import filmstrip
 from lerobot_craft.bench.filmstrip import _Camera, caption, develop
 from lerobot_craft.bench.plan import plan_runs
 
-GREEN = (46, 160, 67)
+GREEN = (46, 160, 67, 255)
 
 
 def edges(png, count):
@@ -63,3 +64,16 @@ def test_the_caption_says_what_was_asked_for(bench_settings):
     base = plan_runs(bench_settings(episodes=20))[0].base
     assert caption(base, "reach-red").startswith('"reach for the red target" (old task), the first of 20 starts')
     assert "(new task)" in caption(base, "reach-blue")
+
+
+def test_of_several_runs_of_a_method_the_first_is_filmed(bench_settings, monkeypatch):
+    monkeypatch.setattr(filmstrip, "_film_cell", lambda cell, tasks: {task: f"{cell.name}-{task}" for task in tasks})
+    runs = plan_runs(bench_settings(anchors=(0, 20)))
+    (strip,) = filmstrip.film(runs[0].base, runs, ["reach-red"])
+    assert (strip.before, strip.plain, strip.craft) == (
+        "reach-smolvla-seed0-reach-red",
+        "reach-smolvla-naive-seed0-reach-red",
+        "reach-smolvla-craft-0frames-seed0-reach-red",
+    )
+    (strip,) = filmstrip.film(runs[0].base, runs[1:], ["reach-red"])  # plain fine-tuning failed
+    assert strip.plain is None

@@ -1,4 +1,6 @@
 import io
+import os
+import time
 
 import pytest
 
@@ -60,10 +62,14 @@ def test_on_a_terminal_a_running_stage_is_drawn_over_itself(cells, monkeypatch):
 
 def test_a_training_tells_its_step(cells):
     base = cells[1]
-    assert how_far(cells[0]) == how_far(base) == ""
+    assert how_far(cells[0], 10.0) == how_far(base, 10.0) == ""
     base.output_dir.mkdir(parents=True)
-    (base.output_dir / METRICS_FILE).write_text('{"step": 125}\n{"step": 250}\n')
-    assert how_far(base) == " (step 250 of 2500)"
+    records = base.output_dir / METRICS_FILE
+    records.write_text('{"step": 125}\n{"step": 250}\n')
+    assert how_far(base, 10.0) == ", step 250 of 2500"
+    an_hour_ago = time.time() - 3600
+    os.utime(records, (an_hour_ago, an_hour_ago))
+    assert how_far(base, 10.0) == ""  # of a training that was interrupted
 
 
 def test_a_failure_names_its_log(cells):

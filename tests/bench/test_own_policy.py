@@ -1,6 +1,8 @@
+import shlex
+
 import pytest
 
-from lerobot_craft.bench.method import as_argv
+from lerobot_craft.bench.method import Known, as_argv
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.own_policy import INSTRUCTIONS, NEW_DATA, OLD_DATA, POLICY, own_policy_commands
 from lerobot_craft.cli.flags import parse_flags
@@ -30,8 +32,6 @@ def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
 @pytest.mark.parametrize("words", TRAINING, ids=["no old frames", "old frames"])
 def test_they_are_the_recipe(words):
     """What is left out is what `craft train` does anyway, or the bench's own affair."""
-    from lerobot_craft.bench.method import Known
-
     typed = settings_of(words[2:])
     known = Known(typed["old_frames"] or 0, OLD_DATA, "", INSTRUCTIONS, "", "")
     recipe = settings_of(as_argv(METHODS["craft"].train_flags(known, None)))
@@ -45,13 +45,15 @@ def test_they_are_the_recipe(words):
     }
     assert {name for name in typed if typed[name] != recipe[name]} <= apart
     assert typed["old_dataset"].repo_id == recipe["old_dataset"].repo_id
+    assert not [word for word in words if "preload" in word or "probe_anchors" in word]
 
 
-def test_a_command_can_be_pasted(tmp_path):
-    import shlex
-
+def test_a_command_can_be_pasted():
     for advice in own_policy_commands():
         comment, _, command = str(advice).partition("\n")
         assert comment == f"# {advice.purpose}"
         assert shlex.split(command.replace("\\\n", "")) == advice.words
-        assert max(map(len, command.splitlines())) <= 120
+        *lines, last = command.splitlines()
+        assert all(line.endswith(" \\") for line in lines)
+        assert not last.endswith("\\")
+        assert max(map(len, [*lines, last])) <= 120

@@ -36,6 +36,7 @@ class Verb(NamedTuple):
 VERBS = {
     "cache": Verb("lerobot_craft.cli.cache", "keep what the teacher makes of chosen inputs: build, info, verify"),
     "train": Verb("lerobot_craft.cli.train", "fine-tune as lerobot-train does, and keep what the policy could do"),
+    "demo": Verb("lerobot_craft.cli.demo", "forgetting and its cure in a simulator, end to end, while you wait"),
     "bench": Verb("lerobot_craft.cli.bench", "compare methods in simulation: what each keeps, learns and costs"),
     "report": Verb("lerobot_craft.cli.report", "turn results into one HTML page to look at and to send"),
     "doctor": Verb("lerobot_craft.cli.doctor", "say whether this machine is ready, and what to type if it is not"),

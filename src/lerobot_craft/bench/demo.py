@@ -1,0 +1,113 @@
+"""The demo: a bench that is small enough to wait for, with pictures."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lerobot_craft.bench.cell_run import Train
+from lerobot_craft.bench.cells import Run
+from lerobot_craft.bench.collecting import collect_runs
+from lerobot_craft.bench.metaworld.simulation import Simulation
+from lerobot_craft.bench.narration import Narrator
+from lerobot_craft.bench.plan import plan_runs
+from lerobot_craft.bench.scenarios import find_scenario
+from lerobot_craft.bench.schedule import run_cells
+from lerobot_craft.bench.settings import BenchSettings
+from lerobot_craft.doctor.requirements import needs
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.results import Filmstrip, Results
+from lerobot_craft.evaluation.summary import collect
+
+SCENARIO = "demo"
+_EXTRAS = ("bench", "smolvla")
+_TRIAL_SIDE = 32  # pixels
+
+
+def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
+    """What the demo runs.
+
+    The methods are the bench's own, flag by flag; what is smaller is the policy's training and the number of
+    demonstrations, tasks, seeds and rollouts.
+
+    Args:
+        output_dir: Gets everything.
+        quick: Every stage, hardly any work: to see that it runs, for the numbers mean nothing.
+    """
+    settings = BenchSettings(
+        output_dir,
+        scenarios=(SCENARIO,),
+        methods=("naive", "craft"),
+        anchors=(0, 20),
+        seeds=(0,),
+        episodes=20,
+        old_episodes=25,
+        new_episodes=20,
+        base_steps=1000,
+        steps=250,
+    )
+    if not quick:
+        return settings
+    return replace(
+        settings,
+        anchors=(0,),
+        episodes=2,
+        old_episodes=2,
+        new_episodes=2,
+        base_steps=20,
+        steps=5,
+        batch_size=8,
+    )
+
+
+def check_machine() -> str | None:
+    """Why no pictures can be drawn here, and the line that mends it; None where they can.
+
+    Raises:
+        CraftError: The demo cannot run here at all.
+    """
+    missing = sorted({need.name for extra in _EXTRAS for need in needs(extra) if need.installed is None})
+    if missing:
+        extras = ",".join(_EXTRAS)
+        raise CraftError(f"the demo needs {', '.join(missing)}. Type: pip install 'lerobot-craft[{extras}]'")
+    simulation = Simulation(find_scenario(SCENARIO).new[0])
+    simulation.reset(0)
+    try:
+        simulation.image(_TRIAL_SIDE)
+    except CraftError as error:
+        return str(error)
+    return None
+
+
+def run_demo(
+    settings: BenchSettings, train: Train, jobs: int, narrator: Narrator, *, command: str, pictures: bool
+) -> Results | None:
+    """Run what is not finished, film it, and summarise; None if no fine-tuning came to its end.
+
+    Args:
+        settings: From `demo_settings`.
+        train: How `craft train` is called; a function of a module, so that workers can import it.
+        jobs: How many processes.
+        narrator: Told how it goes; it has the failures.
+        command: What was typed.
+        pictures: Whether to film.
+    """
+    try:
+        results = run_cells(settings, train, jobs, narrator)
+    finally:
+        narrator.close()
+    finished = [run for run in plan_runs(settings) if run.digest in results]
+    if not finished:
+        return None
+    media: list[Filmstrip] = []
+    if pictures:
+        with narrator.stage("film the same rollout before and after"):
+            media = _film(finished)
+    runs = collect_runs(finished, results, settings)
+    return collect(runs, command=command, settings=settings.as_json(), media=media)
+
+
+def _film(runs: Sequence[Run]) -> list[Filmstrip]:
+    from lerobot_craft.bench.filmstrip import film
+
+    scenario = runs[0].scenario
+    return film(runs[0].base, runs, (scenario.old[0], scenario.new[0]))

@@ -1,0 +1,129 @@
+"""Filmstrips: the first rollout of an evaluation, played again and drawn at a few moments."""
+
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from lerobot_craft.anchors.files import write_atomically
+from lerobot_craft.bench.cell_run import output_to
+from lerobot_craft.bench.cells import Base, Run
+from lerobot_craft.bench.metaworld.simulation import UInt8Array
+from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.bench.settings import EVALUATION_SEED
+from lerobot_craft.bench.store import LOG_FILE
+from lerobot_craft.evaluation.results import Filmstrip
+from lerobot_craft.evaluation.rollouts import side_by_side
+from lerobot_craft.lerobot_api.rollouts import Player, env_config, load_player
+from lerobot_craft.lerobot_api.watching import watch
+
+_FRAMES = 7
+_SIDE = 140  # pixels of one frame
+_EDGE, _GAP = 5, 8  # pixels
+_REACHED, _NOT_REACHED, _NOTHING = (46, 160, 67), (128, 136, 146), (0, 0, 0, 0)  # the page may be light or dark
+_DIRECTORY = "filmstrips"
+
+
+def film(base: Base, runs: Sequence[Run], tasks: Sequence[str]) -> list[Filmstrip]:
+    """One strip of each task: before fine-tuning, and after the first run of each method `naive` and `craft`.
+
+    The pictures lie below the bench's output directory. What was filmed before is not filmed again.
+
+    Args:
+        base: The policy before fine-tuning; finished, as all runs are.
+        runs: Fine-tunings of it.
+        tasks: What to ask for.
+    """
+    first = {run.method.name: run for run in reversed(runs)}
+    asked = {"before": base, "plain": first.get("naive"), "craft": first.get("craft")}
+    names = {stage: _film_cell(cell, tasks) for stage, cell in asked.items() if cell is not None}
+    return [Filmstrip(caption(base, task), *(names.get(stage, {}).get(task) for stage in asked)) for task in tasks]
+
+
+def caption(base: Base, task: str) -> str:
+    """What is asked for, and what the edges mean."""
+    which = "new" if task in base.scenario.new else "old"
+    last = find_task(task).max_steps
+    return (
+        f'"{find_task(task).instruction}" ({which} task), the first of {base.settings.episodes} starts, '
+        f"from step 0 to {last}; a green edge: the goal is reached"
+    )
+
+
+def _film_cell(cell: Base | Run, tasks: Sequence[str]) -> dict[str, str]:
+    """Names of the pictures, by task, relative to the output directory."""
+    names = {task: f"{_DIRECTORY}/{cell.directory.name}-{task}.png" for task in tasks}
+    output_dir = cell.settings.output_dir
+    missing = [task for task in tasks if not (output_dir / names[task]).is_file()]
+    if missing:
+        (output_dir / _DIRECTORY).mkdir(exist_ok=True)
+        with output_to(output_dir / _DIRECTORY / LOG_FILE):  # lerobot has a progress bar for each rollout
+            player = load_player(cell.checkpoint, _env_of(cell, tasks[0]))
+            for task in missing:
+                write_atomically(output_dir / names[task], _film_task(cell, player, task))
+    return names
+
+
+def _env_of(cell: Base | Run, task: str) -> Any:
+    import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
+
+    shown = {"image_size": cell.settings.image_size, "render": cell.settings.render}
+    return env_config("craft_metaworld", {"task": task, **shown})
+
+
+def _film_task(cell: Base | Run, player: Player, task: str) -> bytes:
+    camera = _Camera(find_task(task).max_steps)
+    episodes = side_by_side(cell.settings.episodes)
+    steps = watch(player, _env_of(cell, task), episodes=episodes, seed=EVALUATION_SEED, look=camera)
+    return develop(camera.pictures, camera.moments, steps[0])
+
+
+class _Camera:
+    """Draws the first environment at equally spaced steps, and no others.
+
+    Args:
+        last: The last of these steps.
+    """
+
+    def __init__(self, last: int) -> None:
+        self.moments = [round(i * last / (_FRAMES - 1)) for i in range(_FRAMES)]
+        self._step = 0
+        self._drawn: dict[int, UInt8Array] = {}
+        self._end: UInt8Array | None = None  # what the episode ended with: others may go on for longer, or not as long
+
+    def __call__(self, env: Any) -> None:
+        first = env.envs[0]
+        if self._end is None:
+            if first.is_frozen:
+                self._end = first.render()
+            elif self._step in self.moments:
+                self._drawn[self._step] = first.render()
+        self._step += 1
+
+    @property
+    def pictures(self) -> list[UInt8Array]:
+        """One of each moment."""
+        end = next(reversed(self._drawn.values())) if self._end is None else self._end
+        return [self._drawn.get(moment, end) for moment in self.moments]
+
+
+def develop(pictures: Sequence[UInt8Array], moments: Sequence[int], success_step: int | None) -> bytes:
+    """Pictures [H, W, 3] side by side, as a PNG; those from success on have a green edge.
+
+    Args:
+        pictures: In order.
+        moments: The steps they were taken after.
+        success_step: After which the goal was reached; None: never.
+    """
+    side = _SIDE + 2 * _EDGE
+    strip = Image.new("RGBA", (len(pictures) * (side + _GAP) - _GAP, side), _NOTHING)
+    for i, (picture, moment) in enumerate(zip(pictures, moments, strict=True)):
+        reached = success_step is not None and moment >= success_step
+        small = Image.fromarray(np.asarray(picture)).resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        edged = ImageOps.expand(small, _EDGE, _REACHED if reached else _NOT_REACHED)
+        strip.paste(edged, (i * (side + _GAP), 0))
+    file = io.BytesIO()
+    strip.save(file, "PNG", optimize=True)
+    return file.getvalue()

@@ -1,0 +1,169 @@
+"""What the terminal shows of the demo: what is going on, how far it is, how long it took."""
+
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.store import LOG_FILE, CellResult
+
+_REDRAW_S = 1.0
+_UP_AND_CLEAR = "\x1b[{lines}F\x1b[J"
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """Something that is going on."""
+
+    number: str
+    what: str
+    cell: Cell | None = None
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.began
+
+    def line(self, further: str = "") -> str:
+        """How it is shown; time and step first, because a narrow terminal cuts the end off."""
+        return f"{self.number} {self.seconds:4.0f} s{further}  {self.what}"
+
+
+class Narrator:
+    """Tells the stages of the demo.
+
+    Args:
+        cells: All of them, in order.
+        stream: Where to write.
+        live: Whether the stream is a terminal that can be rewritten.
+        further: How many stages follow the cells.
+    """
+
+    def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool, further: int = 0) -> None:
+        self._numbers = {cell.digest: number for number, cell in enumerate(cells, start=1)}
+        self._total = len(cells) + further
+        self._stream, self._live = stream, live
+        self._at_work: dict[str, _Stage] = {}  # by number
+        self._told = len(cells)
+        self._lines = 0
+        self._drawn = 0.0
+        self.failures: list[str] = []
+
+    def kept(self, cell: Cell, result: CellResult) -> None:
+        """It was done before an interruption."""
+        self._say(f"{self._number(cell)} {result.seconds:4.0f} s  {describe(cell)} (done earlier)")
+
+    def started(self, cell: Cell) -> None:
+        """Say what is going on."""
+        self._begin(_Stage(self._number(cell), describe(cell), cell))
+
+    def finished(self, cell: Cell, result: CellResult) -> None:
+        """Say how long it took."""
+        self._end(self._number(cell))
+
+    def postponed(self, cell: Cell) -> None:
+        """Another process is at it."""
+        self._at_work.pop(self._number(cell), None)
+
+    def failed(self, cell: Cell, reason: str) -> None:
+        """Say why, and where to look."""
+        self._at_work.pop(self._number(cell), None)
+        log = cell.directory / LOG_FILE
+        self.failures.append(
+            f"{self._number(cell)} {describe(cell)}: {reason}{f' (log: {log})' if log.exists() else ''}"
+        )
+        self._say(self.failures[-1])
+
+    def tick(self) -> None:
+        """Redraw, now and then."""
+        if self._live and time.monotonic() - self._drawn >= _REDRAW_S:
+            self._draw(self._running())
+
+    def close(self) -> None:
+        """Take away what would be rewritten."""
+        if self._live:
+            self._draw([])
+
+    @contextmanager
+    def stage(self, what: str) -> Iterator[None]:
+        """A stage after the cells, in this process."""
+        self._told += 1
+        number = f"[{self._told}/{self._total}]"
+        self._begin(_Stage(number, what))
+        yield
+        self._end(number)
+
+    def _number(self, cell: Cell) -> str:
+        return f"[{self._numbers[cell.digest]}/{self._total}]"
+
+    def _begin(self, stage: "_Stage") -> None:
+        self._at_work[stage.number] = stage
+        if self._live:
+            self._draw(self._running())
+        else:
+            self._say(f"{stage.number} {stage.what}")
+
+    def _end(self, number: str) -> None:
+        stage = self._at_work.pop(number)
+        # Where nothing is rewritten, what it is stands above already, maybe with other lines in between.
+        self._say(stage.line() if self._live else f"{number} done in {stage.seconds:.0f} s")
+
+    def _say(self, line: str) -> None:
+        if self._live:
+            self._draw([])
+        self._stream.write(f"{line}\n")
+        if self._live:
+            self._draw(self._running())
+        self._stream.flush()
+
+    def _running(self) -> list[str]:
+        width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be taken back
+        return [stage.line(how_far(stage.cell, stage.seconds))[:width] for stage in self._at_work.values()]
+
+    def _draw(self, lines: Sequence[str]) -> None:
+        clear = _UP_AND_CLEAR.format(lines=self._lines) if self._lines else ""
+        self._stream.write(clear + "".join(f"{line}\n" for line in lines))
+        self._stream.flush()
+        self._lines, self._drawn = len(lines), time.monotonic()
+
+
+def describe(cell: Cell) -> str:
+    """What happens in a cell, for somebody who has never seen a bench."""
+    settings, scenario = cell.settings, cell.scenario
+    if isinstance(cell, Demos):
+        old, new = settings.old_episodes, settings.new_episodes
+        return f"record demonstrations: {old} of each of {len(scenario.old)} old tasks, {new} of the new one"
+    if isinstance(cell, Base):
+        return f"train a small {cell.policy.name} on the old tasks, roll it out"
+    if isinstance(cell, Run):
+        return f"fine-tune it on the new task{_how(cell)}, roll it out"
+    raise NotImplementedError(type(cell))
+
+
+def _how(run: Run) -> str:
+    if run.method.name == "naive":
+        return " plainly"
+    frames = f", {run.frames} old frames" if run.frames else ", no old frame"
+    return f" with {run.method.label}{frames}"
+
+
+def how_far(cell: Cell | None, seconds: float) -> str:
+    """The step that a training has reached, from its own records; nothing before the first of them.
+
+    Args:
+        cell: At work for `seconds`; None: something without steps.
+        seconds: Older records are of a training that was interrupted.
+    """
+    if not isinstance(cell, Base | Run):
+        return ""
+    from lerobot_craft.training.records.journal import METRICS_FILE, read_metrics
+
+    records = cell.output_dir / METRICS_FILE
+    if not records.is_file() or time.time() - records.stat().st_mtime > seconds:
+        return ""
+    steps = [line["step"] for line in read_metrics(cell.output_dir)]
+    return f", step {steps[-1]} of {cell.inputs['flags']['steps']}" if steps else ""

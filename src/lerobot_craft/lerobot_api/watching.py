@@ -1,0 +1,50 @@
+"""One batch of rollouts by lerobot's own loop, with somebody looking on."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from lerobot_craft.lerobot_api.rollouts import Player
+from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
+
+
+def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
+    """The number of steps to success of each episode, None without success.
+
+    The episodes are those of `rollouts.play` with the same seed, if that plays as many side by side: the policy's noise
+    is drawn for the whole batch.
+
+    Args:
+        player: Who acts.
+        env: Configuration of an environment with one task.
+        episodes: All of them side by side; episode i starts from the state of `seed + i`.
+        seed: Of the first start state, and of the policy's noise.
+        look: Called with the vector of environments at the start and after each step. An environment whose episode has
+            ended stays as it was then.
+    """
+    from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
+    from lerobot.scripts.lerobot_eval import rollout
+    from lerobot.utils.random_utils import set_seed
+
+    before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
+    envs = make_env(env, n_envs=episodes, use_async_envs=False)
+    try:
+        ((_, of_suite),) = envs.items()
+        ((_, vector),) = of_suite.items()
+        with torch.no_grad(), undisturbed_rng():
+            set_seed(seed)
+            played = rollout(
+                env=vector,
+                policy=player.policy,
+                env_preprocessor=before,
+                env_postprocessor=after,
+                preprocessor=player.preprocessor,
+                postprocessor=player.postprocessor,
+                seeds=list(range(seed, seed + episodes)),
+                render_callback=look,
+            )
+    finally:
+        close_envs(envs)
+    reached = played["success"].bool()  # [episodes, steps]
+    return [int(steps.int().argmax()) + 1 if bool(steps.any()) else None for steps in reached]
