@@ -2,9 +2,12 @@ import json
 import runpy
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "anchors.py"
 
 
+@pytest.mark.slow  # half a minute; tests/anchors builds every kind in the quick suite
 def test_it_runs_and_says_what_every_kind_costs(tmp_path, capsys):
     small = ["--width=64", "--depth=2", "--image_size=64", "--anchors=18", "--batch=6", "--repeats=1"]
     runpy.run_path(str(SCRIPT))["main"]([*small, f"--output_dir={tmp_path}"])

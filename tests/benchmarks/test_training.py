@@ -25,6 +25,7 @@ def measured(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow  # half a minute; test_parity.py steps the same runs in the quick suite
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's profiler warns once
 def test_it_runs_and_says_what_every_mode_costs(measured):
     rows, report, printed = measured("modes")

@@ -73,7 +73,7 @@ _TABLE = (
     Scenario(
         "drawer",
         "final",
-        old=("drawer-open", "door-lock", "button-front", "lever-pull", "plate-out"),
+        old=("drawer-open", "door-lock", "button-front", "coffee-button", "plate-out"),
         new=("drawer-close",),
     ),
     Scenario(
