@@ -37,7 +37,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
         output_dir,
         scenarios=(SCENARIO,),
         methods=("naive", "craft"),
-        anchors=(0, 20),
+        anchors=(0,),
         seeds=(0,),
         episodes=20,
         old_episodes=25,
@@ -49,7 +49,6 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
         return settings
     return replace(
         settings,
-        anchors=(0,),
         episodes=2,
         old_episodes=2,
         new_episodes=2,
