@@ -85,7 +85,7 @@ def cross_anchors(
 
 
 def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, seed: list[int]) -> npt.NDArray[np.void]:
-    """N walks from first frames of episodes, numbered from `first`; all anchors of a walk are drawn or none is."""
+    """Walks from first frames of episodes, numbered from `first`; all anchors of a walk are drawn or none is."""
     rng = np.random.default_rng(seed)
     begins = np.flatnonzero(table.position == 0)
     anchors = _blank(n * length)

@@ -1,6 +1,7 @@
 """Rollouts by lerobot's own evaluation, in this process: a loaded policy, an environment, success of each episode."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,27 +58,33 @@ def play(player: Player, env: Any, *, episodes: int, batch_size: int, seed: int)
         batch_size: How many are played side by side.
         seed: Of the first start state.
     """
-    from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
     from lerobot.scripts.lerobot_eval import eval_policy
+
+    with ready(player, env, batch_size, seed) as parts:
+        found = eval_policy(**parts, n_episodes=episodes, start_seed=seed)
+    return [bool(episode["success"]) for episode in found["per_episode"]]
+
+
+@contextmanager
+def ready(player: Player, env: Any, side_by_side: int, seed: int) -> Iterator[dict[str, Any]]:
+    """What lerobot's rollouts take, by name: environments, policy, processors; the policy's noise is seeded."""
+    from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
     from lerobot.utils.random_utils import set_seed
 
     before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
-    envs = make_env(env, n_envs=batch_size, use_async_envs=False)
+    envs = make_env(env, n_envs=side_by_side, use_async_envs=False)
     try:
         ((_, of_suite),) = envs.items()
         ((_, vector),) = of_suite.items()
         with torch.no_grad(), undisturbed_rng():
             set_seed(seed)
-            found = eval_policy(
-                env=vector,
-                policy=player.policy,
-                env_preprocessor=before,
-                env_postprocessor=after,
-                preprocessor=player.preprocessor,
-                postprocessor=player.postprocessor,
-                n_episodes=episodes,
-                start_seed=seed,
-            )
+            yield {
+                "env": vector,
+                "policy": player.policy,
+                "env_preprocessor": before,
+                "env_postprocessor": after,
+                "preprocessor": player.preprocessor,
+                "postprocessor": player.postprocessor,
+            }
     finally:
         close_envs(envs)
-    return [bool(episode["success"]) for episode in found["per_episode"]]

@@ -3,10 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from lerobot_craft.lerobot_api.rollouts import Player
-from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
+from lerobot_craft.lerobot_api.rollouts import Player, ready
 
 
 def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
@@ -23,28 +20,9 @@ def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[
         look: Called with the vector of environments at the start and after each step. An environment whose episode has
             ended stays as it was then.
     """
-    from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
     from lerobot.scripts.lerobot_eval import rollout
-    from lerobot.utils.random_utils import set_seed
 
-    before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
-    envs = make_env(env, n_envs=episodes, use_async_envs=False)
-    try:
-        ((_, of_suite),) = envs.items()
-        ((_, vector),) = of_suite.items()
-        with torch.no_grad(), undisturbed_rng():
-            set_seed(seed)
-            played = rollout(
-                env=vector,
-                policy=player.policy,
-                env_preprocessor=before,
-                env_postprocessor=after,
-                preprocessor=player.preprocessor,
-                postprocessor=player.postprocessor,
-                seeds=list(range(seed, seed + episodes)),
-                render_callback=look,
-            )
-    finally:
-        close_envs(envs)
+    with ready(player, env, episodes, seed) as parts:
+        played = rollout(**parts, seeds=list(range(seed, seed + episodes)), render_callback=look)
     reached = played["success"].bool()  # [episodes, steps]
     return [int(steps.int().argmax()) + 1 if bool(steps.any()) else None for steps in reached]
