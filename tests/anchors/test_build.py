@@ -306,3 +306,9 @@ def test_walked_anchors_are_where_the_teacher_goes_and_depend_on_the_plan_only(p
     other = open_cache(again).take(torch.arange(30))
     if policy == "pi0_fast":  # greedy: no noise whose draws a batch would share
         assert torch.allclose(other.raw["observation.state"], anchors.raw["observation.state"], atol=1e-4)
+
+
+def test_a_teacher_without_statistics_of_the_state_cannot_walk(build, monkeypatch):
+    monkeypatch.setattr("lerobot_craft.anchors.teacher_walk.normalizer_stats", lambda preprocessor: {})
+    with pytest.raises(CraftError, match=r"the teacher has no statistics of observation\.state.*--walked_states=0"):
+        build("smolvla", anchor_source="cross", retention_mode="action", walked_states=0.5, num_samples=30)

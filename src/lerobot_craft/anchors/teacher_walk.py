@@ -38,8 +38,10 @@ def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[
     if not plan.num_walks:
         return None
     groups = [_Group.of(plan, datasets, walks) for walks in _batches(plan, batch_size)]
+    of_teacher = normalizer_stats(teacher.preprocessor).get(STATE)
+    for group in groups:
+        stats = checked_stats(group.frames.get(STATE), of_teacher)
     states = _in_order(groups, [_last(group.frames[STATE]) for group in groups])
-    stats = checked_stats(states, normalizer_stats(teacher.preprocessor).get(STATE))
     horizon = teacher.config.n_action_steps
     motion = _motion([datasets[number] for number in sorted({group.dataset for group in groups})], horizon)
 
