@@ -228,6 +228,8 @@ def test_a_cache_of_other_anchors_than_the_flags_name_is_refused(flags, said, co
         ({"anchor_source": "cross", "old_instructions": "press it"}, "--craft.anchor_source=dataset"),
         ({"num_anchors": 2, "old_dataset": None}, "--craft.num_anchors=3 or more"),
         ({"retention_mode": "token_ce", "old_dataset": None}, "use --craft.retention_mode=action"),
+        ({"old_frames": 2, "old_dataset": None}, "--craft.old_frames is for --craft.anchor_source=both"),
+        ({"walked_states": 2.0, "old_dataset": None}, "--craft.walked_states=2.0 is a share"),
     ],
 )
 def test_complaints_name_the_flags_of_training(flags, said, context_of, anchor_data):

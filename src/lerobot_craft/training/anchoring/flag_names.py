@@ -3,8 +3,11 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
+from lerobot_craft.anchors.recipe import BuildConfig
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
 
 _FLAG = re.compile(r"--([a-z_]+)")
 _IN_TRAINING = {
@@ -12,22 +15,8 @@ _IN_TRAINING = {
     "dataset": "craft.old_dataset",
     "new_dataset": "dataset",
     "num_samples": "craft.num_anchors",
-    **{
-        name: f"craft.{name}"
-        for name in (
-            "anchor_source",
-            "old_instructions",
-            "drawn_states",
-            "state_jitter",
-            "retention_mode",
-            "hidden_layer",
-            "layers_to_save",
-            "pooling",
-            "per_token",
-            "top_k",
-            "num_draws",
-        )
-    },
+    # What both have under one name.
+    **{field.name: f"craft.{field.name}" for field in fields(BuildConfig) if field.name in CraftConfig.__annotations__},
 }
 
 
