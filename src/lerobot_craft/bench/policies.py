@@ -100,7 +100,7 @@ POLICIES = {
     for policy in (
         BenchPolicy(
             "smolvla",
-            base=Training(steps=2500, learning_rate=1.5e-3, warmup_steps=100),
+            base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
             fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
             # 16 px in patches of 8, folded two by two: an image is one token.
             sizes={
@@ -116,7 +116,7 @@ POLICIES = {
         ),
         BenchPolicy(
             "pi0_fast",
-            base=Training(steps=2500, learning_rate=1.5e-3, warmup_steps=100),
+            base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
             fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
             sizes={"vision_depth": 1, "patch_size": 16},  # one token again
             image_side="image_resolution",
