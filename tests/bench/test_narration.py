@@ -66,7 +66,7 @@ def test_a_training_tells_its_step(cells):
     base.output_dir.mkdir(parents=True)
     records = base.output_dir / METRICS_FILE
     records.write_text('{"step": 125}\n{"step": 250}\n')
-    assert how_far(base, 10.0) == ", step 250 of 2500"
+    assert how_far(base, 10.0) == ", step 250 of 4000"
     an_hour_ago = time.time() - 3600
     os.utime(records, (an_hour_ago, an_hour_ago))
     assert how_far(base, 10.0) == ""  # of a training that was interrupted
