@@ -2,7 +2,7 @@
 
 The held-out rule: a method's knobs are chosen on `tuning` scenarios and nowhere else, tables show `final` ones, and no
 task is in both. To add one, write a line below, or put it into `SCENARIOS` from your own code. A scenario that you have
-looked at while choosing a setting is a `tuning` one from then on.
+looked at while choosing a setting is a `tuning` one from then on. docs/bench.md says what has touched the final ones.
 """
 
 from dataclasses import dataclass
