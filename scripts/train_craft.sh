@@ -10,10 +10,10 @@ usage: POLICY=... DATASET=... OLD_DATASET=... [VARIABLE=...] bash scripts/train_
   DATASET           LeRobotDataset of the new task (repo_id); DATASET_ROOT: its directory, if it is on this machine only
   OLD_DATASET       datasets of the old tasks, separated by commas; OLD_DATASET_ROOT likewise
   OLD_INSTRUCTIONS  instructions of the old tasks: a file with one per line, or "open the drawer; close the drawer"
-                    (instead of OLD_DATASET: no old frame is needed; with it: half of the anchors are made each way)
+                    (instead of OLD_DATASET: no old frame is needed; with it: which of its tasks are kept)
   OUTPUT            where the run goes; default outputs/train_craft/<time>
   ANCHORS           where the anchors go, and are found again; default OUTPUT_anchors
-  NUM_ANCHORS       default 1000
+  NUM_ANCHORS       default 2000
   STEPS             default 20000
   BATCH_SIZE        new frames per step, and as many anchors; default 8
 
@@ -41,18 +41,10 @@ command -v craft >/dev/null || { echo "train_craft: there is no command craft: r
 
 OUTPUT=${OUTPUT:-$root/outputs/train_craft/$(date +%Y%m%d_%H%M%S)_$$}
 ANCHORS=${ANCHORS:-${OUTPUT}_anchors}
-NUM_ANCHORS=${NUM_ANCHORS:-1000}
+NUM_ANCHORS=${NUM_ANCHORS:-2000}
 BATCH_SIZE=${BATCH_SIZE:-8}
 
-source=dataset
-if [ -n "${OLD_INSTRUCTIONS:-}" ]; then
-  if [ -n "${OLD_DATASET:-}" ]; then source=both; else source=cross; fi
-fi
-# Actions are retained: in prototype runs on lerobot's own smolvla they held the old skills with 100 old frames (1.0) and
-# from the old instructions alone (.98 to 1.0; on another policy .67 to .96). Pooled hidden states did not hold a skill that
-# shares the new task's scene.
-anchors=(--policy.path="$POLICY" --output_dir="$ANCHORS" --num_samples="$NUM_ANCHORS" --retention_mode=action
-  --anchor_source="$source" --new_dataset.repo_id="$DATASET")
+anchors=(--policy.path="$POLICY" --output_dir="$ANCHORS" --num_samples="$NUM_ANCHORS" --new_dataset.repo_id="$DATASET")
 train=(--policy.path="$POLICY" --output_dir="$OUTPUT" --steps="${STEPS:-20000}" --batch_size="$BATCH_SIZE"
   --dataset.repo_id="$DATASET")
 if [ -n "${DATASET_ROOT:-}" ]; then
@@ -65,10 +57,7 @@ if [ -n "${OLD_INSTRUCTIONS:-}" ]; then anchors+=(--old_instructions="$OLD_INSTR
 
 craft cache build "${anchors[@]}" # finished: it says so; interrupted: it goes on; made otherwise: it refuses
 
-# As many anchors as new frames in every step, as in those runs. The multiplier may rise but not fall below 3: left alone it
-# fell for the very tasks that were lost, while a fixed 3 held (.96 and .92 in the two hard cells).
-craft train "${train[@]}" \
-  --craft.enabled=true --craft.retention_mode=action --craft.anchor_cache_dir="$ANCHORS" \
-  --craft.anchor_batch_size="$BATCH_SIZE" --craft.retention_freq=1 --craft.initial_lambda=3 --craft.lambda_min=3 "$@"
+# Everything else is as the bench found it best: docs/bench.md.
+craft train "${train[@]}" --craft.enabled=true --craft.anchor_cache_dir="$ANCHORS" "$@"
 
 echo "train_craft: done, $OUTPUT"

@@ -89,15 +89,16 @@ def build(anchor_data, teachers, tmp_path, opened_once, monkeypatch):
     """Function that builds a cache from flags, as `craft cache build` does, and returns its directory."""
     monkeypatch.setattr("lerobot_craft.anchors.prepare.open_dataset", opened_once)
     from lerobot_craft.anchors.build import build_cache, is_finished
+    from lerobot_craft.anchors.documents import DocumentsBuild
     from lerobot_craft.anchors.prepare import prepare
     from lerobot_craft.anchors.ranks import Ranks
-    from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+    from lerobot_craft.anchors.recipe import DatasetFlags
 
     def built(policy_type: str, output: str = "cache", policy: tuple[str, ...] = (), **flags) -> Path:
         flags.setdefault("dataset", DatasetFlags("local/old", str(anchor_data / "old")))
         flags.setdefault("new_dataset", DatasetFlags("local/new", str(anchor_data / "new")))
         settings = {"num_samples": 18, "batch_size": 5, "shard_size": 8, **flags}
-        config = BuildConfig(output_dir=tmp_path / output, **settings)
+        config = DocumentsBuild(output_dir=tmp_path / output, **settings)
         job = prepare(config, teachers(policy_type, *policy))
         if not is_finished(job, config.output_dir):
             build_cache(job, config.output_dir, ranks=Ranks())

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.build import build_cache
+from lerobot_craft.anchors.documents import DocumentsBuild
 from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.shards import finished_shards
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
@@ -41,7 +42,7 @@ def stop_after(anchors):
 @pytest.fixture
 def job(anchor_data, teachers, opened_once, monkeypatch, tmp_path):
     monkeypatch.setattr("lerobot_craft.anchors.prepare.open_dataset", opened_once)
-    config = BuildConfig(
+    config = DocumentsBuild(
         output_dir=tmp_path / "unused",
         dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),

@@ -1,9 +1,11 @@
 import pytest
 
+from lerobot_craft.anchors.documents import asks_for_documents
 from lerobot_craft.bench.method import Known, as_argv
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.methods.weight_merge import alpha_name
 
 KNOWN = Known(20, "craft/old", "/data/old", "open the door; close it", "all", "/run/anchors")
@@ -16,7 +18,8 @@ def test_craft_train_takes_the_flags_of_every_method(name):
     for value in values:
         flags = method.train_flags(KNOWN, value)
         craft = {name.removeprefix("craft."): v for name, v in flags.items() if name.startswith("craft.")}
-        config = parse_flags(CraftConfig, as_argv(craft), "craft train")
+        argv = as_argv(craft)
+        config = parse_flags(DocumentsConfig if asks_for_documents(argv) else CraftConfig, argv, "craft train")
         assert config.enabled
         assert config.preload
 
@@ -28,7 +31,7 @@ def test_a_method_without_old_frames_is_given_none(name):
 
 def test_craft_takes_new_frames_alone_where_there_are_no_old_ones():
     flags = METHODS["craft"].train_flags(KNOWN._replace(frames=0), None)
-    assert flags["craft.anchor_source"] == "cross"
+    assert flags["craft.old_instructions"] == KNOWN.instructions
     assert "craft.old_dataset.root" not in flags
     assert METHODS["craft"].train_flags(KNOWN, None)["craft.old_frames"] == KNOWN.frames
 

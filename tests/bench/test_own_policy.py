@@ -25,7 +25,7 @@ def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
     craft, rest = split_flags([here.get(word, word) for word in words[2:]])
     cfg, found = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft, "craft train", saved, "craft."))
     assert cfg.dataset.repo_id == NEW_DATA
-    assert cfg.batch_size == found.anchor_batch_size
+    assert (cfg.batch_size, found.anchor_batch_size) == (32, 0)  # as many anchors as new samples
     assert (found.enabled, found.method, found.old_instructions) == (True, "craft", INSTRUCTIONS)
 
 
@@ -35,14 +35,7 @@ def test_they_are_the_recipe(words):
     typed = settings_of(words[2:])
     known = Known(typed["old_frames"] or 0, OLD_DATA, "", INSTRUCTIONS, "", "")
     recipe = settings_of(as_argv(METHODS["craft"].train_flags(known, None)))
-    apart = {
-        "anchor_batch_size",
-        "anchor_cache_dir",
-        "log_craft_metrics_freq",
-        "old_dataset",
-        "preload",
-        "probe_anchors",
-    }
+    apart = {"anchor_cache_dir", "log_craft_metrics_freq", "old_dataset", "preload", "probe_anchors"}
     assert {name for name in typed if typed[name] != recipe[name]} <= apart
     assert typed["old_dataset"].repo_id == recipe["old_dataset"].repo_id
     assert not [word for word in words if "preload" in word or "probe_anchors" in word]

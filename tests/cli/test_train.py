@@ -40,6 +40,31 @@ def test_a_value_may_begin_with_a_minus(written):
     assert str(getattr(found, written[0].removeprefix("--craft."))) == written[1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ([], {"retention_mode": "action", "retention_freq": 1, "initial_lambda": 3.0}),
+        (["craft.retention_mode=hidden"], {"retention_mode": "hidden", "retention_freq": 5, "initial_lambda": 1.0}),
+        (
+            ["--craft.hidden_layer=-1"],
+            {"retention_mode": "hidden", "anchor_batch_size": 16, "anchor_source": "dataset"},
+        ),
+        (["--craft.retention_mode=hidden", "--craft.retention_freq=2"], {"retention_freq": 2, "lambda_min": 0.0}),
+    ],
+)
+def test_what_is_left_open_follows_what_is_retained(flags, settings, monkeypatch):
+    found = []
+
+    def read(rest, craft_config):
+        found.append(craft_config(None))
+        return None, found[0]
+
+    monkeypatch.setattr("lerobot_craft.training.settings.read_settings", read)
+    monkeypatch.setattr("lerobot_craft.training.run.train", lambda cfg, craft: None)
+    assert main(["train", *flags]) == 0
+    assert {name: getattr(found[0], name) for name in settings} == settings
+
+
 @pytest.mark.parametrize("rest", [[], ["--steps=3"], ["--craft.enabled=true"]], ids=["at the end", "flag", "own flag"])
 def test_a_missing_value_is_named(rest):
     with pytest.raises(CraftError, match=r"--craft.lambda_lr needs a value: write --craft.lambda_lr=VALUE"):

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lerobot_craft.anchors.documents import DocumentsBuild
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.core import Dual, Surgery
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.settings import CRAFT_CONFIG_FILE, save_craft_config
 
 SPECIFIED = {
@@ -32,6 +34,19 @@ SPECIFIED = {
     "log_craft_metrics_freq": 100,
     "save_lambda_history": True,
 }
+# Where the bench knows better (docs/bench.md).
+MEASURED = {
+    "anchor_batch_size": 0,  # as many as new samples
+    "retention_freq": 1,
+    "retention_mode": "action",
+    "anchor_source": "auto",
+    "num_anchors": 2000,
+    "walked_states": 0.5,
+    "drawn_states": 0.7,
+    "num_draws": 8,
+    "initial_lambda": 3.0,
+    "lambda_min": None,  # where it starts
+}
 # Another value than the default for every setting, all of them valid together.
 OTHER = {
     "enabled": True,
@@ -41,7 +56,7 @@ OTHER = {
     "anchor_cache_dir": Path("caches/a=b"),
     "anchor_batch_size": 3,
     "retention_freq": 2,
-    "retention_mode": "action",
+    "retention_mode": "token_ce",
     "loss_type": "l1",
     "teacher": "online",
     "anchor_source": "cross",
@@ -95,17 +110,39 @@ PER_TOKEN = OTHER | {"per_token": True, "pooling": None}
 
 
 @pytest.mark.parametrize("name", SPECIFIED)
-def test_the_defaults_are_the_specifications(name):
-    assert getattr(CraftConfig(), name) == SPECIFIED[name]
+def test_the_documents_defaults_are_the_specifications(name):
+    assert getattr(DocumentsConfig(), name) == SPECIFIED[name]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_defaults_are_those_of_the_bench(name):
+    assert getattr(CraftConfig(), name) == MEASURED[name]
+
+
+def test_training_and_building_agree_on_what_is_left_open():
+    for training, building in ((CraftConfig, BuildConfig), (DocumentsConfig, DocumentsBuild)):
+        old, new = DatasetFlags("local/old"), DatasetFlags("local/new")
+        assert training(old_dataset=old).build_config(Path("here"), new, seed=0) == BuildConfig(
+            **dataclasses.asdict(building(Path("here"))) | {"dataset": old, "new_dataset": new}
+        )
+
+
+@pytest.mark.parametrize(
+    ("old", "reads_instruction", "source"),
+    [("local/old", True, "both"), ("", True, "cross"), ("local/old", False, "dataset"), ("", False, "dataset")],
+)
+def test_auto_takes_all_that_there_is(old, reads_instruction, source):
+    assert CraftConfig(old_dataset=DatasetFlags(old)).source(reads_instruction) == source
+    assert CraftConfig(old_dataset=DatasetFlags(old), anchor_source="cross").source(reads_instruction) == "cross"
 
 
 @pytest.mark.parametrize(("name", "specified"), [("hidden_layer", "-2"), ("pooling", "mean_image_tokens")])
 def test_what_is_unset_is_the_specifications_where_a_cache_is_built(name, specified, teachers):
-    assert getattr(CraftConfig(), name) is None
+    assert getattr(DocumentsConfig(), name) is None
     teacher = teachers("pi0_fast")
     from lerobot_craft.policies import adapter_for
 
-    build = CraftConfig().build_config(Path(), DatasetFlags(), seed=0)
+    build = DocumentsConfig().build_config(Path(), DatasetFlags(), seed=0)
     retained = build.retained(adapter_for(teacher.config), teacher.policy)
     found = {"hidden_layer": build.hidden_layer, "pooling": retained.pooling}
     assert found[name] == specified
@@ -115,18 +152,21 @@ def test_what_is_unset_is_the_specifications_where_a_cache_is_built(name, specif
 REFUSED = {
     "method": (["magic"], r"--craft.method must be one of craft, naive, .*; got 'magic'"),
     "normalization": (["none"], r"--craft.normalization must be one of keep, merge, replace; got 'none'"),
-    "anchor_batch_size": ([0, -1], r"--craft.anchor_batch_size must be at least 1; got (0|-1)"),
+    "anchor_batch_size": ([-1], r"--craft.anchor_batch_size must be 0 or more; got -1"),
     "retention_freq": ([0], r"--craft.retention_freq must be at least 1; got 0"),
     "retention_mode": (["logits"], r"--craft.retention_mode must be one of hidden, token_ce, action; got 'logits'"),
     "loss_type": (["huber"], r"--craft.loss_type must be one of mse, cosine, l1, kl; got 'huber'"),
     "teacher": (["offline"], r"--craft.teacher must be one of cache, online; got 'offline'"),
-    "anchor_source": (["new"], r"--craft.anchor_source must be one of dataset, cross, both; got 'new'"),
+    "anchor_source": (["new"], r"--craft.anchor_source must be one of auto, dataset, cross, both; got 'new'"),
     "num_anchors": ([0], r"--craft.num_anchors must be at least 1; got 0"),
     "pooling": (["none", "max"], r"--craft.pooling must be one of (?!.*none,).*mean_image_tokens.*; got '(none|max)'"),
     "top_k": ([0], r"--craft.top_k must be at least 1; got 0"),
     "num_draws": ([0], r"--craft.num_draws must be at least 1; got 0"),
     "dual_rule": (["adam"], r"--craft.dual_rule must be one of ascent, pi, log; got 'adam'"),
-    "initial_lambda": ([-0.1, 10.1, math.nan], r"--craft: initial_lambda must lie in \[0.0, 10.0\]"),
+    "initial_lambda": (
+        [-0.1, 10.1, math.nan],
+        r"--craft: (initial_lambda must lie in \[0.0, 10.0\]|0 <= lambda_min <= lambda_max < infinity must hold)",
+    ),
     "lambda_lr": ([-1, math.inf, math.nan], r"--craft: lambda_lr must be finite and not negative"),
     "lambda_min": ([-1, 11, math.nan], r"--craft: 0 <= lambda_min <= lambda_max < infinity must hold"),
     "lambda_max": ([-1, math.inf, math.nan], r"--craft: 0 <= lambda_min <= lambda_max < infinity must hold"),
@@ -181,7 +221,7 @@ def test_the_ends_of_a_range_are_in_it(settings):
     [
         ({"retention_mode": "hidden_multi_layer"}, "--craft.layers_to_save=-2,-1"),
         ({"retention_mode": "attention_map"}, "it is not built"),
-        ({"dual_rule": "log"}, "set lambda_min > 0"),
+        ({"dual_rule": "log", "lambda_min": 0.0}, "set lambda_min > 0"),
         ({"epsilon_decay": "exponential", "epsilon_end": 0.0}, "exponential decay needs a positive start and end"),
         ({"per_token": True, "pooling": "cls_token"}, "give one of the two"),
     ],
@@ -192,7 +232,8 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
 
 
 def test_the_multipliers_rule_gets_every_setting_of_its_own():
-    assert CraftConfig().dual() == Dual()
+    assert DocumentsConfig().dual() == Dual()
+    assert CraftConfig().dual() == Dual(initial_lambda=3.0, lambda_min=3.0)
     assert CraftConfig(**OTHER).dual() == Dual("pi", 2.0, 0.02, 0.5, 4.0, 0.25, 3.0, 0.75)
 
 

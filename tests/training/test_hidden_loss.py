@@ -6,7 +6,7 @@ import torch
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.processors import policy_batch
-from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.hidden_loss import compute_hidden_retention_loss, extract_student_hidden_features
 
 CAMERA_PREFIX = "observation.images"
@@ -33,7 +33,7 @@ def policy(teachers):
 
 
 def test_the_teacher_itself_has_no_drift(anchors, policy):
-    loss, metrics = compute_hidden_retention_loss(policy, anchors(), CraftConfig())
+    loss, metrics = compute_hidden_retention_loss(policy, anchors(), DocumentsConfig())
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(0, abs=1e-9)
     assert metrics["student_hidden_norm"] == pytest.approx(metrics["target_features_norm"], rel=1e-5)
@@ -43,7 +43,7 @@ def test_the_teacher_itself_has_no_drift(anchors, policy):
 def test_opposite_targets_are_far_and_gradients_flow(anchors, policy, loss_type, expected):
     batch = anchors()
     batch["target_features"] = -batch["target_features"]
-    loss, metrics = compute_hidden_retention_loss(policy, batch, CraftConfig(loss_type=loss_type))
+    loss, metrics = compute_hidden_retention_loss(policy, batch, DocumentsConfig(loss_type=loss_type))
     assert metrics["retention_loss"] == loss.item() > 1e-3
     if expected is not None:
         assert loss.item() == pytest.approx(expected, rel=1e-4)
@@ -54,7 +54,7 @@ def test_opposite_targets_are_far_and_gradients_flow(anchors, policy, loss_type,
 
 
 def test_several_layers_compare_with_the_multi_layer_cache(anchors, policy):
-    config = CraftConfig(layers_to_save="-2,-1")
+    config = DocumentsConfig(layers_to_save="-2,-1")
     batch = anchors(("layers_to_save", "-2,-1"))
     assert extract_student_hidden_features(policy, batch, config).shape == batch["teacher_hidden"].shape
     assert compute_hidden_retention_loss(policy, batch, config)[0].item() == pytest.approx(0, abs=1e-9)
@@ -62,7 +62,7 @@ def test_several_layers_compare_with_the_multi_layer_cache(anchors, policy):
 
 def test_features_of_another_layer_are_not_those_of_the_cache(anchors, policy):
     batch = anchors()
-    found = extract_student_hidden_features(policy, batch, CraftConfig(hidden_layer="-1"))
+    found = extract_student_hidden_features(policy, batch, DocumentsConfig(hidden_layer="-1"))
     assert found.shape == batch["target_features"].shape
     assert not torch.allclose(found, batch["target_features"], atol=1e-3)
 
@@ -70,4 +70,4 @@ def test_features_of_another_layer_are_not_those_of_the_cache(anchors, policy):
 def test_a_batch_without_targets_is_refused(anchors, policy):
     batch = {name: value for name, value in anchors().items() if name != "target_features"}
     with pytest.raises(CraftError, match="target_features"):
-        compute_hidden_retention_loss(policy, batch, CraftConfig())
+        compute_hidden_retention_loss(policy, batch, DocumentsConfig())

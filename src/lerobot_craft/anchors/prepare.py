@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 def prepare(config: BuildConfig, teacher: Teacher) -> Job:
     """The job that a configuration describes for a teacher."""
     adapter = adapter_for(teacher.config)
+    config = replace(config, anchor_source=config.source(adapter.reads_instruction))
     retained = config.retained(adapter, teacher.policy)
     if retained.mode == "token_ce" and adapter.output_kind != "logits":
         adapter.token_labels({})  # says what to use instead

@@ -16,6 +16,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter
 
 _PAIR: Pooling = "vision_mean+text_last"
+_AUTO = "auto"
 
 
 @dataclass
@@ -40,6 +41,15 @@ class DatasetFlags:
         return list(zip(names, roots or [None] * len(names), strict=True))
 
 
+def resolve_source(asked: str, *, old: bool, new: bool) -> str:
+    """What `auto` stands for: everything that is there of old frames, and of new ones for old instructions."""
+    if asked != _AUTO:
+        return asked
+    if not new:
+        return "dataset"
+    return "both" if old else "cross"
+
+
 @dataclass
 class BuildConfig:
     """`craft cache build`."""
@@ -51,23 +61,25 @@ class BuildConfig:
     # What it is about to learn: cross anchors pair these frames with the old instructions.
     new_dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # Number of anchors.
-    num_samples: int = 1000
-    # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both.
-    anchor_source: str = "dataset"
+    num_samples: int = 2000
+    # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both | auto: by which
+    # datasets there are.
+    anchor_source: str = "auto"
     # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case.
     old_frames: int | None = None
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
     # Share of the cross anchors whose state is drawn from the statistics that the teacher's normalizer ships.
-    drawn_states: float = 0.0
+    drawn_states: float = 0.7
     # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode; how the state follows the actions is learned from the new data.
-    walked_states: float = 0.0
+    walked_states: float = 0.5
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0
-    # hidden | token_ce | action.
-    retention_mode: str = "hidden"
+    # action | hidden | token_ce. With the last two, a layer or a pooling, what is left open is as the documents of the
+    # first CRaFT have it.
+    retention_mode: str = "action"
     # The layer whose hidden states are kept.
     hidden_layer: str = "-2"
     # Several layers instead: -2,-1 or all or expert:all. Pooled to the vision mean and the last text token of each,
@@ -80,7 +92,7 @@ class BuildConfig:
     # Logits kept per token of a token policy; all others are folded into one.
     top_k: int = 64
     # (noise, time) draws kept per anchor of a flow or diffusion policy.
-    num_draws: int = 1
+    num_draws: int = 8
     # embedded: observations are in the cache | reference: images stay in the datasets.
     inputs: str = "embedded"
     # Anchors per forward pass, and per file.
@@ -98,6 +110,14 @@ class BuildConfig:
         for flag in ("batch_size", "shard_size"):
             if getattr(self, flag) < 1:
                 raise CraftError(f"--{flag} must be at least 1; got {getattr(self, flag)}")
+
+    def source(self, reads_instruction: bool) -> str:
+        """Where anchors come from, for a policy that reads instructions or does not."""
+        return resolve_source(
+            self.anchor_source,
+            old=bool(self.dataset.repo_id),
+            new=bool(self.new_dataset.repo_id) and reads_instruction,
+        )
 
     def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
         """Which values to keep, with layers as the policy numbers them."""

@@ -8,17 +8,11 @@ from collections.abc import Callable
 
 from lerobot_craft.bench.method import Flags, Knob, Known, Method
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
 
 _ALL_FRAMES = 10**9
-_CROSS_PAIRS = 1000
-_RECIPE_PAIRS = 2000
-# The teacher is asked where the new frames are, where its own actions would lead from there, and anywhere else.
-_FURTHER_AFIELD: Flags = {
-    "craft.num_anchors": _RECIPE_PAIRS,
-    "craft.walked_states": 0.5,
-    "craft.drawn_states": 0.7,
-    "craft.num_draws": 8,
-}
+# As many anchors as new samples, in every step: the default of `craft train`, but not of the documents.
+_AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
 
 def _baseline(name: str) -> Callable[[Known], Flags]:
@@ -41,25 +35,12 @@ def _ewc(known: Known) -> Flags:
     return {"craft.method": "ewc", **_with_old_data(known), "craft.ewc_samples": known.frames}
 
 
-def _constraint(known: Known) -> Flags:
-    """As many anchors as new samples in every step; each task's multiplier may rise, but not fall below its start."""
-    return {
-        "craft.method": "craft",
-        "craft.anchor_cache_dir": known.anchors,
-        "craft.anchor_batch_size": 64,
-        "craft.retention_freq": 1,
-    }
-
-
 def _documents(known: Known) -> Flags:
     """As the documents of the first CRaFT have it, their defaults written out."""
     return {
-        **_constraint(known),
-        **_with_old_data(known),
-        "craft.num_anchors": known.frames,
+        **_on_old_frames("hidden", known),
         "craft.anchor_batch_size": 16,
         "craft.retention_freq": 5,
-        "craft.retention_mode": "hidden",
         "craft.hidden_layer": "-2",
         "craft.pooling": "mean_image_tokens",
         "craft.loss_type": "mse",
@@ -78,10 +59,8 @@ def _documents(known: Known) -> Flags:
 
 def _tokens_hidden(known: Known) -> Flags:
     return {
-        **_constraint(known),
-        **_with_old_data(known),
-        "craft.num_anchors": known.frames,
-        "craft.retention_mode": "hidden",
+        **_on_old_frames("hidden", known),
+        **_AS_OFTEN,
         "craft.per_token": True,
         "craft.layers_to_save": known.hidden_layers,
         "craft.relative": True,
@@ -89,35 +68,46 @@ def _tokens_hidden(known: Known) -> Flags:
     }
 
 
-def _dataset_anchors(mode: str) -> Callable[[Known], Flags]:
-    return lambda known: {
-        **_constraint(known),
+def _on_old_frames(mode: str, known: Known) -> Flags:
+    return {
+        "craft.anchor_cache_dir": known.anchors,
         **_with_old_data(known),
         "craft.num_anchors": known.frames,
         "craft.retention_mode": mode,
     }
 
 
+def _old_frames_alone(mode: str) -> Callable[[Known], Flags]:
+    return lambda known: {
+        **_on_old_frames(mode, known),
+        **_AS_OFTEN,
+        "craft.anchor_source": "dataset",
+        "craft.num_draws": 1,
+    }
+
+
 def _cross(known: Known) -> Flags:
     return {
-        **_constraint(known),
-        "craft.retention_mode": "action",
-        "craft.anchor_source": "cross",
+        "craft.anchor_cache_dir": known.anchors,
         "craft.old_instructions": known.instructions,
-        "craft.num_anchors": _CROSS_PAIRS,
+        "craft.num_anchors": 1000,
+        "craft.walked_states": 0.0,
+        "craft.drawn_states": 0.0,
+        "craft.num_draws": 1,
     }
 
 
 def _recipe(known: Known) -> Flags:
-    """CRaFT as it is recommended: new frames under old instructions, and old frames where there are some."""
-    without = {**_cross(known), **_FURTHER_AFIELD}
+    """CRaFT as it comes: what is to be kept, and nothing else."""
+    without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
     if known.frames == 0:
         return without
+    # As many new frames under old instructions as without old frames.
+    pairs = CraftConfig.num_anchors
     return {
         **without,
         **_with_old_data(known),
-        "craft.anchor_source": "both",
-        "craft.num_anchors": _RECIPE_PAIRS + known.frames,
+        "craft.num_anchors": pairs + known.frames,
         "craft.old_frames": known.frames,
     }
 
@@ -135,9 +125,8 @@ def _lora(known: Known) -> Flags:
     }
 
 
-_FLOORED = ("craft.initial_lambda", "craft.lambda_min")
-_FIXED = (*_FLOORED, "craft.lambda_max")
-_STRENGTH = Knob(_FLOORED, 3.0, (1.0, 3.0, 10.0))
+_STRENGTH = Knob(("craft.initial_lambda",), 3.0, (1.0, 3.0, 10.0))
+_FLOORED = Knob(("craft.initial_lambda", "craft.lambda_min"), 3.0, (1.0, 3.0, 10.0))  # the documents have no floor
 
 METHODS = {
     method.name: method
@@ -153,17 +142,17 @@ METHODS = {
             source="dataset",
         ),
         Method("hidden_documents", "CRaFT, pooled hidden states (documents)", "some", _documents, source="dataset"),
-        Method("hidden_tokens", "CRaFT, hidden states per token", "some", _tokens_hidden, _STRENGTH, source="dataset"),
+        Method("hidden_tokens", "CRaFT, hidden states per token", "some", _tokens_hidden, _FLOORED, source="dataset"),
         Method(
             "token_ce",
             "CRaFT, the teacher's tokens",
             "some",
-            _dataset_anchors("token_ce"),
-            _STRENGTH,
+            _old_frames_alone("token_ce"),
+            _FLOORED,
             policies=("pi0_fast",),
             source="dataset",
         ),
-        Method("action", "CRaFT, actions", "some", _dataset_anchors("action"), _STRENGTH, source="dataset"),
+        Method("action", "CRaFT, actions", "some", _old_frames_alone("action"), _STRENGTH, source="dataset"),
         Method("cross", "CRaFT, actions without old frames", "none", _cross, _STRENGTH, source="cross"),
         Method("craft", "CRaFT", "any", _recipe, _STRENGTH, source="both"),
         Method(
@@ -203,7 +192,7 @@ METHODS = {
             "CRaFT, fixed multiplier",
             "any",
             _recipe,
-            Knob(_FIXED, 3.0, (1.0, 3.0, 10.0)),
+            Knob(("craft.initial_lambda", "craft.lambda_max"), 3.0, (1.0, 3.0, 10.0)),
             source="both",
         ),
         Method(
@@ -218,7 +207,7 @@ METHODS = {
             "lwf",
             "learning without forgetting",
             "none",
-            lambda known: {"craft.method": "lwf", "craft.anchor_batch_size": 64},
+            lambda known: {"craft.method": "lwf", "craft.num_anchors": 1000, "craft.num_draws": 1},
             Knob(("craft.lwf_lambda",), 1.0, (0.1, 1.0, 10.0)),
         ),
         Method(

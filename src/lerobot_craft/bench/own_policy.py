@@ -13,7 +13,7 @@ _METHOD = "craft"
 _CRAFT = "craft."
 _OUTPUT_DIR = "outputs/new_task"
 _OLD_FRAMES = 100
-_BATCH = 32  # of new samples and of anchors: the recipe has as many of the one as of the other
+_BATCH = 32
 # The bench's own affair: it measures drift afterwards, keeps anchors with its cells and small datasets in memory.
 _OF_THE_BENCH = ("craft.probe_anchors", "craft.log_craft_metrics_freq", "craft.anchor_cache_dir", "craft.preload")
 _WIDTH = 110
@@ -64,7 +64,7 @@ def _recipe(old_frames: int) -> Flags:
     from lerobot_craft.training.config import CraftConfig
 
     known = Known(old_frames, OLD_DATA, "", INSTRUCTIONS, hidden_layers="", anchors="")
-    asked = method_named(_METHOD).train_flags(known, None) | {"craft.anchor_batch_size": _BATCH}
+    asked = method_named(_METHOD).train_flags(known, None)
     defaults = {field.name: field.default for field in dataclasses.fields(CraftConfig)}
     return {
         name: value

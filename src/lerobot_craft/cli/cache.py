@@ -47,9 +47,11 @@ def run(argv: list[str]) -> int:
 
 def _build(argv: Sequence[str]) -> int:
     policy, rest = take_policy_flags(argv)
+    from lerobot_craft.anchors.documents import DocumentsBuild, asks_for_documents
     from lerobot_craft.anchors.recipe import BuildConfig
 
-    config = parse_flags(BuildConfig, rest, program="craft cache build")
+    settings = DocumentsBuild if asks_for_documents(rest) else BuildConfig
+    config = parse_flags(settings, rest, program="craft cache build")
     from lerobot_craft.anchors.build import build_cache, is_finished, share
     from lerobot_craft.anchors.prepare import prepare
     from lerobot_craft.anchors.ranks import Ranks

@@ -10,8 +10,11 @@ _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
 
 lerobot-train, with a constraint that what the policy could do before stays within a budget. Without
 --craft.enabled=true it is lerobot-train to the bit. Start from a policy that can do things (--policy.path) and
-say what to keep: a cache of `craft cache build` (--craft.anchor_cache_dir), or old data (--craft.old_dataset.repo_id),
-or only the old instructions (--craft.anchor_source=cross --craft.old_instructions="open the door; close the drawer").
+say what to keep: only the old instructions (--craft.old_instructions="open the door; close the drawer"), or also old
+data (--craft.old_dataset.repo_id), or a cache of `craft cache build` (--craft.anchor_cache_dir).
+
+What is left open is as the bench found it best: actions are retained. With --craft.retention_mode=hidden or token_ce it
+is as the documents of the first CRaFT have it.
 
 go on after an interruption:
   craft train --config_path=OUTPUT_DIR/checkpoints/last/pretrained_model/train_config.json --resume=true
@@ -29,11 +32,14 @@ def run(argv: list[str]) -> int:
     if not {"-h", "--help"}.isdisjoint(argv):
         return _help(rest)
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
+    from lerobot_craft.anchors.documents import asks_for_documents
     from lerobot_craft.training.config import CraftConfig
+    from lerobot_craft.training.documents import DocumentsConfig
     from lerobot_craft.training.run import train
     from lerobot_craft.training.settings import read_settings
 
-    cfg, craft = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft_flags, "craft train", saved, _CRAFT))
+    settings = DocumentsConfig if asks_for_documents(craft_flags) else CraftConfig
+    cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
     train(cfg, craft)
     return 0
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, resolve_source
 from lerobot_craft.anchors.retained import RetentionMode
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
 from lerobot_craft.errors import CraftError
@@ -14,7 +14,7 @@ from lerobot_craft.errors import CraftError
 MethodName = Literal["craft", "naive", "er", "l2sp", "ewc", "lwf", "merge", "freeze"]
 Normalization = Literal["keep", "merge", "replace"]
 TeacherKind = Literal["cache", "online"]
-AnchorSource = Literal["dataset", "cross", "both"]
+AnchorSource = Literal["auto", "dataset", "cross", "both"]
 EpsilonUnit = Literal["teacher", "absolute"]
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -44,7 +44,6 @@ _DUAL_FLAGS = {
 }
 _OF_DUAL = re.compile("|".join(_DUAL_FLAGS))
 _AT_LEAST_ONE = (
-    "anchor_batch_size",
     "retention_freq",
     "num_anchors",
     "top_k",
@@ -52,7 +51,7 @@ _AT_LEAST_ONE = (
     "replay_frames",
     "ewc_samples",
 )
-_AT_LEAST_ZERO = ("epsilon_decay_steps", "log_craft_metrics_freq", "probe_anchors")
+_AT_LEAST_ZERO = ("anchor_batch_size", "epsilon_decay_steps", "log_craft_metrics_freq", "probe_anchors")
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
 
 
@@ -62,7 +61,7 @@ def _as_flag(name: re.Match[str]) -> str:
 
 @dataclass
 class CraftConfig:
-    """Everything behind `--craft.`."""
+    """Everything behind `--craft.`; the defaults are the settings that held the old skills in the bench."""
 
     # false: plain lerobot-train, to the bit; all other --craft flags but preload are then without effect.
     enabled: bool = False
@@ -77,12 +76,13 @@ class CraftConfig:
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Anchors per anchor step (and rank).
-    anchor_batch_size: int = 16
+    # Anchors per anchor step (and rank); 0: as many as new samples, --batch_size.
+    anchor_batch_size: int = 0
     # K: every K-th step visits anchors.
-    retention_freq: int = 5
-    # What is retained: hidden | token_ce | action.
-    retention_mode: str = "hidden"
+    retention_freq: int = 1
+    # What is retained: action | hidden | token_ce. With the last two, what is left open is as the documents of the
+    # first CRaFT have it.
+    retention_mode: str = "action"
     # mse | cosine | l1 | kl. Unset: mse, for logits kl.
     loss_type: str | None = None
     # cache: the teacher's values are computed once | online: at every visit, by the PEFT adapter switched off or by a
@@ -90,19 +90,20 @@ class CraftConfig:
     teacher: str = "cache"
 
     # Where anchors come from when they are not in a cache yet.
-    # dataset: frames of the old datasets | cross: frames of the new task with old instructions | both.
-    anchor_source: str = "dataset"
+    # dataset: frames of the old datasets | cross: frames of the new task with old instructions | both | auto: both
+    # where there is an old dataset, else cross; dataset for a policy that reads no instruction.
+    anchor_source: str = "auto"
     # Datasets of the old tasks, separated by commas.
     old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # For cross: a file with one instruction per line, or the instructions with ; between them.
     old_instructions: str | None = None
-    num_anchors: int = 1000
+    num_anchors: int = 2000
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch.
     old_frames: int | None = None
     # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
     # statistics (on walks: of what is not the robot's own); noise on the others in standard deviations.
-    walked_states: float = 0.0
-    drawn_states: float = 0.0
+    walked_states: float = 0.5
+    drawn_states: float = 0.7
     state_jitter: float = 0.0
 
     # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
@@ -119,15 +120,16 @@ class CraftConfig:
     freeze_readout: bool | None = None
     # For action: logits kept per token; (noise, time) draws per anchor.
     top_k: int = 64
-    num_draws: int = 1
+    num_draws: int = 8
 
     # The multiplier of the constraint, or one for each old task.
     lambda_per_task: bool = True
     # ascent | pi | log.
     dual_rule: str = "ascent"
-    initial_lambda: float = 1.0
+    initial_lambda: float = 3.0
     lambda_lr: float = 0.01
-    lambda_min: float = 0.0
+    # Unset: where it starts, so that it may rise but not fall below.
+    lambda_min: float | None = None
     lambda_max: float = 10.0
     # Falling multipliers move this much slower than rising ones.
     lambda_fall_rate: float = 1.0
@@ -217,7 +219,7 @@ class CraftConfig:
             rule=self.dual_rule,  # type: ignore[arg-type]  # checked there
             initial_lambda=self.initial_lambda,
             lambda_lr=self.lambda_lr,
-            lambda_min=self.lambda_min,
+            lambda_min=self.initial_lambda if self.lambda_min is None else self.lambda_min,
             lambda_max=self.lambda_max,
             fall_rate=self.lambda_fall_rate,
             proportional_gain=self.lambda_gain,
@@ -251,6 +253,10 @@ class CraftConfig:
     def names_an_origin(self) -> bool:
         """Whether it says where anchors can be taken from."""
         return bool(self.old_dataset.repo_id) or self.old_instructions is not None
+
+    def source(self, reads_instruction: bool) -> str:
+        """Where anchors come from, for a policy that reads instructions or does not."""
+        return resolve_source(self.anchor_source, old=bool(self.old_dataset.repo_id), new=reads_instruction)
 
     def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
         """The same wishes as flags of `craft cache build`."""

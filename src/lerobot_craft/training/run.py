@@ -1,6 +1,7 @@
 """One run of `craft train`, from validated settings to the summary."""
 
 import contextlib
+import dataclasses
 import logging
 import time
 from functools import partial
@@ -31,8 +32,9 @@ def train(cfg: Any, craft: CraftConfig) -> None:
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
-    if not craft.enabled and craft != CraftConfig(preload=craft.preload):
+    if not craft.enabled and craft != type(craft)(preload=craft.preload):
         logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
+    craft = dataclasses.replace(craft, anchor_batch_size=craft.anchor_batch_size or cfg.batch_size)
     with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):

@@ -21,7 +21,7 @@ def make_context(teacher, anchor_data, /, *, lora=None, resumed=False, **craft):
     from lerobot.configs.default import DatasetConfig, PeftConfig
     from lerobot.configs.train import TrainPipelineConfig
 
-    from lerobot_craft.training.config import CraftConfig
+    from lerobot_craft.training.documents import DocumentsConfig
     from lerobot_craft.training.methods.method import Context
 
     student = copy.deepcopy(teacher.policy).train()
@@ -33,7 +33,7 @@ def make_context(teacher, anchor_data, /, *, lora=None, resumed=False, **craft):
         dataset=DatasetConfig("local/new", root=str(anchor_data / "new")), policy=teacher.config, seed=7
     )
     optimizer = torch.optim.AdamW([p for p in policy.parameters() if p.requires_grad])
-    config = CraftConfig(enabled=True, **{"num_anchors": 18, **craft})
+    config = DocumentsConfig(enabled=True, **{"num_anchors": 18, **craft})
     path = str(teacher.config.pretrained_path)
     return Context(config, train, policy, teacher, path, optimizer, Accelerator(cpu=True), resumed)
 

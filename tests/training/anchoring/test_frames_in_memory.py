@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.build import OpenDataset
+from lerobot_craft.anchors.documents import DocumentsBuild
 from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.anchoring import frames_in_memory
 from lerobot_craft.training.anchoring.frames_in_memory import FramesInMemory
@@ -19,7 +20,7 @@ TOP = "observation.images.top"
 def job(teachers, anchor_data, opened_once, monkeypatch, tmp_path):
     monkeypatch.setattr(OPEN_DATASET, opened_once)
     old, new = (DatasetFlags(f"local/{name}", str(anchor_data / name)) for name in ("old", "new"))
-    config = BuildConfig(tmp_path, old, new, num_samples=12, anchor_source="both", retention_mode="action")
+    config = DocumentsBuild(tmp_path, old, new, num_samples=12, anchor_source="both", retention_mode="action")
     return prepare(config, teachers("smolvla"))
 
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.methods.method import Context
 
 BATCH_SIZE = 4
@@ -32,7 +32,7 @@ def module_context(accelerator, tmp_path):
     """Function from a module to a context without data, for methods that need none."""
 
     def make(policy: nn.Module, *, resumed=False, output_dir=tmp_path, **craft):
-        config = CraftConfig(enabled=True, **craft)
+        config = DocumentsConfig(enabled=True, **craft)
         return Context(config, train_settings(output_dir), policy, None, "", None, accelerator, resumed)
 
     return make
@@ -52,7 +52,7 @@ def policy_context(accelerator, tmp_path, anchor_data, teachers):
         root = anchor_data / new
         data = SimpleNamespace(repo_id=f"local/{root.name}", root=str(root), revision=None, episodes=None)
         settings = train_settings(tmp_path, dataset=data, **dict(train))
-        config = CraftConfig(enabled=True, **craft)
+        config = DocumentsConfig(enabled=True, **craft)
         return Context(config, settings, policy, teacher, "", None, accelerator, resumed)
 
     return make

@@ -3,6 +3,7 @@ import pytest
 from lerobot_craft.anchors.verify import Reproduction
 from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.config import CraftConfig, MethodName
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.methods.method import Cost
 from lerobot_craft.training.records.lines import (
     aligned,
@@ -137,7 +138,8 @@ def test_bytes_for_people(size, text):
 
 
 def test_the_banner_says_every_setting_of_the_specification():
-    config = CraftConfig(enabled=True, anchor_batch_size=2, retention_freq=7, lambda_lr=0.02, epsilon_decay_steps=50)
+    changes = {"anchor_batch_size": 2, "retention_freq": 7, "lambda_lr": 0.02, "epsilon_decay_steps": 50}
+    config = DocumentsConfig(enabled=True, **changes)
     text = banner(
         config,
         anchors=123,
@@ -187,6 +189,7 @@ def test_the_banner_follows_the_settings():
         "one in all",
         "over all steps; unit: the loss itself",
         "Gradient projection: off",
+        "Lambda lr: 0.01, max: 10, min: 3",
     ):
         assert words in text
     assert "1 = the teacher's own error on that task" in banner(CraftConfig(retention_mode="action"))

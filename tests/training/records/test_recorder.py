@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.training.anchoring.probe import ActionDrift
-from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.records.journal import HISTORY_FILE, METRICS_FILE, read_history, read_metrics
 from lerobot_craft.training.records.recorder import Recorder
@@ -73,7 +73,7 @@ def run(accelerator, tmp_path, caplog):
     recorders = []
 
     def record(steps, *, log_freq=1, method=None, probe=None, **craft):
-        config = CraftConfig(**{"enabled": True, "log_craft_metrics_freq": 0, **craft})
+        config = DocumentsConfig(**{"enabled": True, "log_craft_metrics_freq": 0, **craft})
         settings = {"output_dir": tmp_path, "steps": steps, "log_freq": log_freq, "batch_size": 2}
         cfg = TrainPipelineConfig(DatasetConfig("local/new"), policy=ACTConfig(device="cpu"), **settings)
         method = method or Counted()

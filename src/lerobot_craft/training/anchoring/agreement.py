@@ -35,18 +35,18 @@ def check_layers(context: Context, held: Retained, directory: Path) -> None:
         )
 
 
-def check_origin(config: CraftConfig, manifest: Manifest, directory: Path) -> None:
+def check_origin(config: CraftConfig, source: str, manifest: Manifest, directory: Path) -> None:
     """Refuse a cache of other anchors than the flags would build: one that is there is not built again."""
     if not config.names_an_origin:
         return
     differing = []
-    if config.anchor_source != manifest.anchor_source:
-        differing.append(f"--craft.anchor_source={config.anchor_source}, it has {manifest.anchor_source} anchors")
+    if source != manifest.anchor_source:
+        differing.append(f"--craft.anchor_source={source}, it has {manifest.anchor_source} anchors")
     if config.old_instructions is not None:
         asked = parse_old_instructions(config.old_instructions)
         if set(asked) != set(manifest.instructions):
             differing.append(f"--craft.old_instructions, it has {'; '.join(manifest.instructions)}")
-    if config.anchor_source != "cross":
+    if source != "cross":
         known = {record.repo_id for record in manifest.datasets}
         names = [repo_id for repo_id, _ in config.old_dataset.addresses("craft.old_dataset")]
         if any(name not in known for name in names):

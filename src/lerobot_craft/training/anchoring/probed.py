@@ -43,9 +43,8 @@ def _anchors(context: Context, output_dir: Path) -> Anchors | None:
             config, retention_mode=Manifest.load(given).kind, teacher="cache", loss_type=None
         )
         return open_anchors(dataclasses.replace(context, config=of_cache))
-    if not config.names_an_origin or (
-        config.anchor_source != "dataset" and not adapter_for(context.teacher.config).reads_instruction
-    ):
+    reads_instruction = adapter_for(context.teacher.config).reads_instruction
+    if not config.names_an_origin or (config.source(reads_instruction) != "dataset" and not reads_instruction):
         return None
     own = dataclasses.replace(
         config,
@@ -53,6 +52,9 @@ def _anchors(context: Context, output_dir: Path) -> Anchors | None:
         teacher="cache",
         anchor_cache_dir=output_dir / _OWN_CACHE,
         num_anchors=config.probe_anchors,
+        old_frames=None,
+        walked_states=0.0,
+        drawn_states=0.0,
         loss_type=None,
         per_token=False,
         pooling=None,

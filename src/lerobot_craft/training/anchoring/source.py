@@ -21,6 +21,7 @@ from lerobot_craft.anchors.recipe import DatasetFlags, digest
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import lerobot_home
+from lerobot_craft.policies import adapter_for
 from lerobot_craft.training.anchoring.agreement import check_layers, check_loss_type, check_origin
 from lerobot_craft.training.anchoring.asking import adapter_off
 from lerobot_craft.training.anchoring.cached import CachedAnchors
@@ -88,7 +89,7 @@ def _open_online(context: Context) -> Anchors:
     if not context.config.names_an_origin:
         raise CraftError(
             "--craft.teacher=online reads its anchors from datasets: give those of the old tasks as "
-            "--craft.old_dataset.repo_id, or --craft.anchor_source=cross with --craft.old_instructions"
+            "--craft.old_dataset.repo_id, or only their instructions as --craft.old_instructions"
         )
     if context.config.anchor_cache_dir is not None:
         logger.warning("--craft.teacher=online asks the teacher itself: --craft.anchor_cache_dir is not read")
@@ -100,7 +101,8 @@ def _open_cached(context: Context) -> Anchors:
     given = context.config.anchor_cache_dir
     if given is not None and (given / MANIFEST_FILE).exists():
         anchors = _opened(context, given)
-        check_origin(context.config, anchors.manifest, given)
+        reads_instruction = adapter_for(context.teacher.config).reads_instruction
+        check_origin(context.config, context.config.source(reads_instruction), anchors.manifest, given)
         return anchors
     if not context.config.names_an_origin:
         raise CraftError(_neither(given))
@@ -185,5 +187,5 @@ def _neither(directory: Path | None) -> str:
     return (
         f"{where}, and nothing says what to make them from. Either build a cache with `craft cache build` and give it "
         "as --craft.anchor_cache_dir; or name the old tasks here: their frames with --craft.old_dataset.repo_id, or "
-        "only their instructions with --craft.anchor_source=cross --craft.old_instructions='...; ...'"
+        "only their instructions with --craft.old_instructions='...; ...'"
     )

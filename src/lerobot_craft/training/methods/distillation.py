@@ -49,7 +49,7 @@ class LearningWithoutForgetting(Constrained):
             lambda_per_task=False,
             initial_lambda=config.lwf_lambda,
             lambda_max=max(config.lwf_lambda, config.lambda_max),
-            lambda_min=min(config.lwf_lambda, config.lambda_min),
+            lambda_min=None,
             lambda_lr=0.0,
             use_grad_projection=False,
             projection_mode="weighted",

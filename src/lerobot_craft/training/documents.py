@@ -1,0 +1,22 @@
+"""The defaults that the documents of the first CRaFT give to training; who speaks of hidden states has them."""
+
+from dataclasses import dataclass
+
+from lerobot_craft.anchors.documents import DocumentsBuild
+from lerobot_craft.training.config import CraftConfig
+
+
+@dataclass
+class DocumentsConfig(CraftConfig):
+    """Hidden states are retained at every fifth step, on 16 anchors, with multipliers that may fall to 0."""
+
+    anchor_batch_size: int = 16
+    retention_freq: int = 5
+    retention_mode: str = DocumentsBuild.retention_mode
+    anchor_source: str = DocumentsBuild.anchor_source
+    num_anchors: int = DocumentsBuild.num_samples
+    walked_states: float = DocumentsBuild.walked_states
+    drawn_states: float = DocumentsBuild.drawn_states
+    num_draws: int = DocumentsBuild.num_draws
+    initial_lambda: float = 1.0
+    lambda_min: float | None = 0.0
