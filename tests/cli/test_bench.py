@@ -11,8 +11,8 @@ def test_each_cell_is_listed_with_its_number_and_command(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     # Two scenarios: demonstrations, two bases, and two methods on each base.
     assert len(lines) == 2 * (1 + 2 + 4)
-    number, command = lines[5].split("\t")
-    assert number == "5"
+    number, command, name = lines[5].split("\t")
+    assert (number, name) == ("5", "base drawer-smolvla-seed1")
     assert command == f"craft bench {' '.join(SMALL)} --output_dir={tmp_path} --cell=5"
     assert not list(tmp_path.iterdir())
 

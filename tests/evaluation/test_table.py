@@ -48,4 +48,4 @@ def test_numbers_are_short_and_never_a_negative_zero():
 
 
 def test_a_swept_setting_is_named():
-    assert name_of("L2-SP", Knob("--craft.l2sp_weight", "0.01", [])) == "L2-SP (craft.l2sp_weight=0.01)"
+    assert name_of("L2-SP", Knob("--craft.l2sp_weight", "0.01", [])) == "L2-SP (l2sp_weight=0.01)"

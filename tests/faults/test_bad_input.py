@@ -36,7 +36,7 @@ def constrained(train_flags, anchor_data, tmp_path):
 # Changed flags -> what the sentence must say. None of these gets as far as the first step.
 MISTAKES = {
     "K is zero": ({"craft__retention_freq": 0}, "--craft.retention_freq must be at least 1; got 0"),
-    "no anchors in a batch": ({"craft__anchor_batch_size": 0}, "--craft.anchor_batch_size must be at least 1"),
+    "no anchors in a batch": ({"craft__anchor_batch_size": -1}, "--craft.anchor_batch_size must be 0 or more"),
     "threshold is no cosine": ({"craft__conflict_threshold": 0.5}, "conflict_threshold is a cosine"),
     "unknown merge mode": ({"craft__projection_mode": "sum"}, "weighted, equal, task_priority; got 'sum'"),
     "unknown mode": ({"craft__retention_mode": "logits"}, "hidden, token_ce, action; got 'logits'"),
@@ -47,7 +47,7 @@ MISTAKES = {
     "negative budget": ({"craft__epsilon_start": -1}, "a budget is finite and not negative"),
     "budget is no number": ({"craft__epsilon_end": "nan"}, "a budget is finite and not negative"),
     "lambda beyond its maximum": ({"craft__initial_lambda": 11}, r"initial_lambda must lie in \[0.0, 10.0\]; got 11"),
-    "log rule from zero": ({"craft__dual_rule": "log"}, "set lambda_min > 0"),
+    "log rule from zero": ({"craft__dual_rule": "log", "craft__lambda_min": 0}, "set lambda_min > 0"),
     "unknown schedule": ({"craft__epsilon_decay": "step"}, "linear, cosine, exponential; got 'step'"),
     "unknown unit": ({"craft__epsilon_unit": "metres"}, "teacher, absolute; got 'metres'"),
     "unknown statistics": ({"craft__normalization": "mix"}, "keep, merge, replace; got 'mix'"),

@@ -165,7 +165,7 @@ REFUSED = {
     "dual_rule": (["adam"], r"--craft.dual_rule must be one of ascent, pi, log; got 'adam'"),
     "initial_lambda": (
         [-0.1, 10.1, math.nan],
-        r"--craft: (initial_lambda must lie in \[0.0, 10.0\]|0 <= lambda_min <= lambda_max < infinity must hold)",
+        r"--craft: initial_lambda must lie in \[0.0, 10.0\]",
     ),
     "lambda_lr": ([-1, math.inf, math.nan], r"--craft: lambda_lr must be finite and not negative"),
     "lambda_min": ([-1, 11, math.nan], r"--craft: 0 <= lambda_min <= lambda_max < infinity must hold"),

@@ -191,7 +191,7 @@ def test_per_token_hidden_states_freeze_the_readout(craft_run, checkpoints):
 
 def test_one_multiplier_in_all_and_an_absolute_budget(craft_run):
     flags = {"craft__lambda_per_task": "false", "craft__epsilon_unit": "absolute", "craft__dual_rule": "log"}
-    run = craft_run("smolvla", craft__retention_mode="action", craft__lambda_min=0.1, **flags)
+    run = craft_run("smolvla", craft__initial_lambda=1, craft__lambda_min=0.1, **flags)
     last = list(read_metrics(run))[-1]
     assert not [key for key in last if key.startswith("lambda/")]
     assert last["lambda"] < 1, "a drift far below an absolute budget of 1 lets the multiplier fall"

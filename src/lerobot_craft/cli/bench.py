@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--base_steps", type=_positive, help="of base training (default: the policy's)")
     add("--steps", type=_positive, help="of fine-tuning (default: the policy's)")
     add("--batch_size", type=_positive, help="of both (default: the policy's)")
-    add(_LIST, "--list_cells", action="store_true", help="print the number and the command of every cell")
+    add(_LIST, "--list_cells", action="store_true", help="print number, command and name of every cell")
     add(_CELL, type=int, metavar="K", help="run one cell, and first what it needs")
     return parser
 
@@ -125,8 +125,9 @@ def _list_cells(settings: "BenchSettings", argv: Sequence[str]) -> int:
     from lerobot_craft.bench.plan import plan_cells
 
     same = [argument for argument in argv if argument.replace("_", "-") != _LIST]
-    for number in range(len(plan_cells(settings))):
-        print(f"{number}\t{shlex.join(['craft', 'bench', *same, f'{_CELL}={number}'])}")
+    for number, cell in enumerate(plan_cells(settings)):
+        command = shlex.join(["craft", "bench", *same, f"{_CELL}={number}"])
+        print(f"{number}\t{command}\t{cell.kind} {cell.name}")
     return 0
 
 

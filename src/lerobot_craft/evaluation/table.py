@@ -76,7 +76,7 @@ def sample_size(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> str:
 
 def name_of(label: str, knob: Knob | None) -> str:
     """A method's name with the setting that was swept."""
-    return label if knob is None else f"{label} ({knob.flag.lstrip('-')}={knob.value})"
+    return label if knob is None else f"{label} ({knob.flag.removeprefix('--').removeprefix('craft.')}={knob.value})"
 
 
 def frames(count: int | None) -> str:

@@ -215,11 +215,14 @@ class CraftConfig:
 
     def dual(self) -> Dual:
         """The multipliers' rule."""
+        lambda_min = self.lambda_min
+        if lambda_min is None:
+            lambda_min = self.initial_lambda if 0 <= self.initial_lambda <= self.lambda_max else 0.0  # refused there
         return Dual(
             rule=self.dual_rule,  # type: ignore[arg-type]  # checked there
             initial_lambda=self.initial_lambda,
             lambda_lr=self.lambda_lr,
-            lambda_min=self.initial_lambda if self.lambda_min is None else self.lambda_min,
+            lambda_min=lambda_min,
             lambda_max=self.lambda_max,
             fall_rate=self.lambda_fall_rate,
             proportional_gain=self.lambda_gain,
