@@ -53,7 +53,7 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         config.seed,
         [_source(opened) for opened in old],
         [_source(opened) for opened in new],
-        _old_instructions(config),
+        _instructions_to_keep(config),
         config.drawn_states,
         config.state_jitter,
         config.old_frames,
@@ -76,14 +76,19 @@ def _walk_length(config: BuildConfig, teacher: Teacher, new: Sequence[OpenDatase
     return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
 
 
-def _old_instructions(config: BuildConfig) -> list[str] | None:
-    """What to keep: as given, or for cross anchors as the old datasets' metadata say, or (None) what has frames."""
+def old_instructions(config: BuildConfig) -> list[str]:
+    """What to keep: as given, or as the old datasets' metadata say."""
     if config.old_instructions is not None:
         return parse_old_instructions(config.old_instructions)
-    if config.anchor_source != "cross":
-        return None
     metadata = [open_metadata(*address, config.dataset.revision) for address in config.dataset.addresses("dataset")]
-    return [instruction for meta in metadata for instruction in instructions(meta)] or None
+    return list(dict.fromkeys(instruction for meta in metadata for instruction in instructions(meta)))
+
+
+def _instructions_to_keep(config: BuildConfig) -> list[str] | None:
+    """The same, but where there are old frames and no list (None): what has frames."""
+    if config.old_instructions is None and config.anchor_source != "cross":
+        return None
+    return old_instructions(config) or None
 
 
 def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]:

@@ -5,9 +5,12 @@ import logging
 from pathlib import Path
 
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.prepare import old_instructions
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.policies import adapter_for
 from lerobot_craft.training.anchoring.probe import ActionProbe
 from lerobot_craft.training.anchoring.source import Anchors, open_anchors
+from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Context, Method
 
 logger = logging.getLogger(__name__)
@@ -43,15 +46,15 @@ def _anchors(context: Context, output_dir: Path) -> Anchors | None:
             config, retention_mode=Manifest.load(given).kind, teacher="cache", loss_type=None
         )
         return open_anchors(dataclasses.replace(context, config=of_cache))
-    reads_instruction = adapter_for(context.teacher.config).reads_instruction
-    if not config.names_an_origin or (config.source(reads_instruction) != "dataset" and not reads_instruction):
+    old_frames = bool(config.old_dataset.repo_id) and config.source(reads_instruction=False) == "dataset"
+    if not (config.names_an_origin if adapter_for(context.teacher.config).reads_instruction else old_frames):
         return None
     own = dataclasses.replace(
         config,
         retention_mode="action",
         teacher="cache",
         anchor_cache_dir=output_dir / _OWN_CACHE,
-        num_anchors=config.probe_anchors,
+        num_anchors=max(config.probe_anchors, 2 * _num_tasks(config)),  # old and new frames of each
         old_frames=None,
         walked_states=0.0,
         drawn_states=0.0,
@@ -62,3 +65,7 @@ def _anchors(context: Context, output_dir: Path) -> Anchors | None:
         layers_to_save=None,
     )
     return open_anchors(dataclasses.replace(context, config=own))
+
+
+def _num_tasks(config: CraftConfig) -> int:
+    return len(old_instructions(config.build_config(Path(), DatasetFlags(), seed=0)))
