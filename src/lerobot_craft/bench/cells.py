@@ -135,7 +135,7 @@ class Base(Cell):
     @property
     def inputs(self) -> dict[str, Any]:
         """The policy, how it is trained, and how it is evaluated."""
-        training = self.policy.base.shortened(self.settings.base_steps, self.settings.batch_size)
+        training = self.policy.base.changed(self.settings.base_steps, self.settings.batch_size)
         return {
             "policy": self.policy.as_json(),
             "flags": self.policy.train_flags(training, self.seed),
@@ -221,7 +221,9 @@ class Run(Cell):
     @property
     def flags(self) -> dict[str, object]:
         """Of fine-tuning, whatever the method."""
-        training = self.base.policy.fine_tuning.shortened(self.settings.steps, self.settings.batch_size)
+        training = self.base.policy.fine_tuning.changed(
+            self.settings.steps, self.settings.batch_size, self.settings.learning_rate
+        )
         return self.base.policy.train_flags(training, self.base.seed)
 
     @property

@@ -30,11 +30,14 @@ class Training:
     warmup_steps: int
     batch_size: int = 64
 
-    def shortened(self, steps: int | None, batch_size: int | None) -> "Training":
-        """With another length or batch, for a quick look; the warm-up stays within a quarter of the steps."""
+    def changed(self, steps: int | None, batch_size: int | None, learning_rate: float | None = None) -> "Training":
+        """With another length, batch or rate (None: its own); the warm-up stays within a quarter of the steps."""
         steps = steps or self.steps
         return Training(
-            steps, self.learning_rate, min(self.warmup_steps, max(1, steps // 4)), batch_size or self.batch_size
+            steps,
+            learning_rate or self.learning_rate,
+            min(self.warmup_steps, max(1, steps // 4)),
+            batch_size or self.batch_size,
         )
 
 
@@ -101,7 +104,7 @@ POLICIES = {
         BenchPolicy(
             "smolvla",
             base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
-            fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
+            fine_tuning=Training(steps=800, learning_rate=1e-3, warmup_steps=50),
             # 16 px in patches of 8, folded two by two: an image is one token.
             sizes={
                 "num_heads": 4,
@@ -116,8 +119,8 @@ POLICIES = {
         ),
         BenchPolicy(
             "pi0_fast",
-            base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
-            fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
+            base=Training(steps=5000, learning_rate=1.5e-3, warmup_steps=100, batch_size=32),
+            fine_tuning=Training(steps=600, learning_rate=5e-4, warmup_steps=50, batch_size=32),
             sizes={"vision_depth": 1, "patch_size": 16},  # one token again
             image_side="image_resolution",
             hidden_layers="all",

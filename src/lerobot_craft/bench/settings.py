@@ -28,6 +28,7 @@ class BenchSettings:
         render: Whether the camera is on; without, its image is blank and the policy acts by the state.
         base_steps: Steps of base training; None: the policy's own.
         steps: Steps of fine-tuning; None: the policy's own.
+        learning_rate: Of fine-tuning, at its highest; None: the policy's own.
         batch_size: None: the policy's own.
         sweep: Whether each method's knob is tried over its grid.
         knobs: Values for knobs, by method.
@@ -47,6 +48,7 @@ class BenchSettings:
     render: bool = False
     base_steps: int | None = None
     steps: int | None = None
+    learning_rate: float | None = None
     batch_size: int | None = None
     sweep: bool = False
     knobs: dict[str, float] = field(default_factory=dict)

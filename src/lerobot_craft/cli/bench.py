@@ -1,6 +1,7 @@
 """`craft bench`: train, fine-tune by several methods, roll out, and say what each kept and what it cost."""
 
 import argparse
+import math
 import os
 import shlex
 import sys
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--render", action="store_true", help="switch the camera on; else its image is blank, and the state is seen")
     add("--base_steps", type=_positive, help="of base training (default: the policy's)")
     add("--steps", type=_positive, help="of fine-tuning (default: the policy's)")
+    add("--learning_rate", type=_rate, help="of fine-tuning, at its highest (default: the policy's)")
     add("--batch_size", type=_positive, help="of both (default: the policy's)")
     add(_LIST, "--list_cells", action="store_true", help="print number, command and name of every cell")
     add(_CELL, type=int, metavar="K", help="run one cell, and first what it needs")
@@ -86,6 +88,12 @@ def _positive(text: str) -> int:
     if (number := int(text)) < 1:
         raise argparse.ArgumentTypeError(f"{text}: give at least 1")
     return number
+
+
+def _rate(text: str) -> float:
+    if not 0 < (rate := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a positive number")
+    return rate
 
 
 def _cores() -> int:
@@ -114,6 +122,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         render=options.render,
         base_steps=options.base_steps,
         steps=options.steps,
+        learning_rate=options.learning_rate,
         batch_size=options.batch_size,
         sweep=options.sweep,
         knobs={} if sweep is None else sweep.knobs,
