@@ -1,11 +1,9 @@
 import pytest
 
-from lerobot_craft.anchors.documents import asks_for_documents
 from lerobot_craft.bench.method import Known, as_argv
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.cli.flags import parse_flags
-from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.documents import DocumentsConfig
+from lerobot_craft.training.documents import config_class
 from lerobot_craft.training.methods.weight_merge import alpha_name
 
 KNOWN = Known(20, "craft/old", "/data/old", "open the door; close it", "all", "/run/anchors")
@@ -19,7 +17,7 @@ def test_craft_train_takes_the_flags_of_every_method(name):
         flags = method.train_flags(KNOWN, value)
         craft = {name.removeprefix("craft."): v for name, v in flags.items() if name.startswith("craft.")}
         argv = as_argv(craft)
-        config = parse_flags(DocumentsConfig if asks_for_documents(argv) else CraftConfig, argv, "craft train")
+        config = parse_flags(config_class(argv), argv, "craft train")
         assert config.enabled
         assert config.preload
 

@@ -1,8 +1,10 @@
+import dataclasses
 import json
 
 import pytest
 
 from lerobot_craft.bench import store
+from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.plan import plan_runs
 from lerobot_craft.bench.store import CellBusyError, CellResult, begin, claimed, finish, result_of
 from lerobot_craft.errors import CraftError
@@ -66,7 +68,13 @@ def test_a_setting_that_does_not_exist_any_more_is_no_difference(finished, monke
 
 def test_the_settings_are_those_of_the_flags(run):
     settings = store.settings_of(run)
-    assert (settings["anchor_source"], settings["lambda_min"], settings["lambda_max"]) == ("cross", 3.0, 10.0)
+    assert (settings["retention_mode"], settings["initial_lambda"], settings["lambda_max"]) == ("action", 3.0, 10.0)
+
+
+def test_the_settings_of_a_method_of_the_documents_are_theirs(run):
+    hidden = dataclasses.replace(run, method=METHODS["hidden_documents"], frames=20)
+    settings = store.settings_of(hidden)
+    assert (settings["retention_mode"], settings["anchor_source"], settings["lambda_min"]) == ("hidden", "dataset", 0.0)
 
 
 def test_a_damaged_result_is_named(finished):

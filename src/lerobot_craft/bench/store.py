@@ -144,12 +144,12 @@ def settings_of(cell: Cell) -> dict[str, Any]:
         return {}
     import draccus
 
-    from lerobot_craft.training.config import CraftConfig
+    from lerobot_craft.training.documents import config_class
     from lerobot_craft.training.settings import as_json
 
     flags = cell.inputs["flags"].items()
-    craft = {name.removeprefix(_CRAFT): value for name, value in flags if name.startswith(_CRAFT)}
-    return as_json(draccus.parse(CraftConfig, args=as_argv(craft)))
+    argv = as_argv({name.removeprefix(_CRAFT): value for name, value in flags if name.startswith(_CRAFT)})
+    return as_json(draccus.parse(config_class(argv), args=argv))
 
 
 def _agree(recorded: dict[str, Any], today: dict[str, Any]) -> bool:

@@ -32,13 +32,11 @@ def run(argv: list[str]) -> int:
     if not {"-h", "--help"}.isdisjoint(argv):
         return _help(rest)
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
-    from lerobot_craft.anchors.documents import asks_for_documents
-    from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.documents import DocumentsConfig
+    from lerobot_craft.training.documents import config_class
     from lerobot_craft.training.run import train
     from lerobot_craft.training.settings import read_settings
 
-    settings = DocumentsConfig if asks_for_documents(craft_flags) else CraftConfig
+    settings = config_class(craft_flags)
     cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
     train(cfg, craft)
     return 0

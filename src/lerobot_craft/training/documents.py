@@ -1,8 +1,9 @@
 """The defaults that the documents of the first CRaFT give to training; who speaks of hidden states has them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lerobot_craft.anchors.documents import DocumentsBuild
+from lerobot_craft.anchors.documents import DocumentsBuild, asks_for_documents
 from lerobot_craft.training.config import CraftConfig
 
 
@@ -20,3 +21,8 @@ class DocumentsConfig(CraftConfig):
     num_draws: int = DocumentsBuild.num_draws
     initial_lambda: float = 1.0
     lambda_min: float | None = 0.0
+
+
+def config_class(flags: Sequence[str]) -> type[CraftConfig]:
+    """Whose defaults hold beside some flags of CRaFT, written `--x=y`."""
+    return DocumentsConfig if asks_for_documents(flags) else CraftConfig
