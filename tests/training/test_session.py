@@ -1,5 +1,6 @@
 """What is checked while the parts of a run are made, and that making CRaFT's own leaves the others alone."""
 
+import json
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.methods.registry import METHODS
 from lerobot_craft.training.records.journal import read_metrics
+from lerobot_craft.training.settings import CRAFT_CONFIG_FILE
 
 OWN = ("--craft.enabled=true", "--craft.retention_mode=action", "--craft.num_anchors=6", "--craft.probe_anchors=6")
 
@@ -45,6 +47,13 @@ def test_what_a_method_draws_before_the_first_step_changes_nothing_after_it(
     monkeypatch.setitem(METHODS, "naive", Drawing)
     assert craft_train(*train_flags("smolvla", tmp_path / "drawing"), *OWN, "--craft.method=naive") == 0
     assert losses(tmp_path / "drawing") == losses(tmp_path / "plain")
+
+
+def test_as_many_anchors_as_new_samples_unless_told_otherwise(train_flags, craft_train, old_data, tmp_path, capfd):
+    assert craft_train(*train_flags("smolvla", tmp_path / "run", batch_size=3, steps=1), *OWN, *old_data) == 0
+    assert "Anchor batch size: 3\n" in capfd.readouterr().err
+    saved = tmp_path / "run/checkpoints/last/pretrained_model" / CRAFT_CONFIG_FILE
+    assert json.loads(saved.read_text())["anchor_batch_size"] == 3
 
 
 @pytest.mark.parametrize("flags", [(), ("--craft.initial_lambda=2",)], ids=["none", "one"])

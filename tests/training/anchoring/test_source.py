@@ -209,6 +209,7 @@ def test_a_loss_that_cannot_compare_is_refused(policy, retention_mode, loss_type
     ("flags", "said"),
     [
         ({"anchor_source": "cross", "old_instructions": ";".join(OLD_TASKS)}, "it has dataset anchors"),
+        ({"anchor_source": "auto", "old_dataset": "local/old"}, "anchor_source=both, it has dataset anchors"),
         ({"old_instructions": OLD_TASKS[0]}, "--craft.old_instructions, it has open the drawer; close"),
         ({"old_dataset": "local/other"}, "it has frames of local/old"),
     ],
