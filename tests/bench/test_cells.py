@@ -39,6 +39,7 @@ def test_a_method_runs_at_the_numbers_of_old_frames_that_make_a_difference(bench
         ({"episodes": 3}, "demos"),
         ({"base_steps": 7}, "demos"),
         ({"steps": 7}, "demos base"),
+        ({"learning_rate": 7e-4}, "demos base"),
         ({"old_episodes": 7}, ""),
         ({"methods": ("craft", "naive")}, "demos base run"),
     ],

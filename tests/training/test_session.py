@@ -56,10 +56,14 @@ def test_as_many_anchors_as_new_samples_unless_told_otherwise(train_flags, craft
     assert json.loads(saved.read_text())["anchor_batch_size"] == 3
 
 
-@pytest.mark.parametrize("flags", [(), ("--craft.initial_lambda=2",)], ids=["none", "one"])
-def test_flags_without_effect_are_told(flags, train_flags, craft_train, tmp_path, capfd):
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [((), False), (("--craft.preload=true",), False), (("--craft.initial_lambda=2",), True)],
+    ids=["none", "one with effect", "one without"],
+)
+def test_flags_without_effect_are_told(flags, told, train_flags, craft_train, tmp_path, capfd):
     assert craft_train(*train_flags("smolvla", tmp_path / "run", steps=1), *flags) == 0
-    assert ("the other --craft flags have no effect" in capfd.readouterr().err) == bool(flags)
+    assert ("the other --craft flags have no effect" in capfd.readouterr().err) == told
 
 
 def test_a_teacher_that_lacks_a_tensor_is_refused(train_flags, craft_train, old_data, checkpoints, tmp_path, capfd):
