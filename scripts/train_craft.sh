@@ -57,7 +57,7 @@ if [ -n "${OLD_INSTRUCTIONS:-}" ]; then anchors+=(--old_instructions="$OLD_INSTR
 
 craft cache build "${anchors[@]}" # finished: it says so; interrupted: it goes on; made otherwise: it refuses
 
-# Everything else is as the bench found it best: docs/bench.md.
+# Everything else is what held the old skills in the bench: docs/bench.md.
 craft train "${train[@]}" --craft.enabled=true --craft.anchor_cache_dir="$ANCHORS" "$@"
 
 echo "train_craft: done, $OUTPUT"

@@ -48,3 +48,19 @@ def test_help_says_how_to_spread_the_work(capsys):
         run(["--help"])
     assert stop.value.code == 0
     assert "SLURM_ARRAY_TASK_ID" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--learning_rate=fast", "fast: give a positive number, such as 5e-4"),
+        ("--learning_rate=0", "0: give a positive number"),
+        ("--learning_rate=inf", "inf: give a positive number"),
+        ("--steps=many", "many: give a whole number, at least 1"),
+        ("--steps=0", "0: give a whole number, at least 1"),
+    ],
+)
+def test_a_wrong_number_is_answered_with_what_to_give(flag, said, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run([*SMALL, f"--output_dir={tmp_path}", flag])
+    assert said in capsys.readouterr().err

@@ -172,6 +172,14 @@ METHODS = {
             source="both",
         ),
         Method(
+            "craft_every_twentieth",
+            "CRaFT at every twentieth step",
+            "any",
+            _recipe_with(retention_freq=20),
+            _STRENGTH,
+            source="both",
+        ),
+        Method(
             "craft_no_walks",
             "CRaFT without walks",
             "any",

@@ -85,14 +85,18 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _positive(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: give at least 1")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: give a whole number, at least 1")
+    return int(text)
 
 
 def _rate(text: str) -> float:
-    if not 0 < (rate := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"{text}: give a positive number")
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: give a positive number, such as 5e-4")
     return rate
 
 

@@ -13,8 +13,8 @@ lerobot-train, with a constraint that what the policy could do before stays with
 say what to keep: only the old instructions (--craft.old_instructions="open the door; close the drawer"), or also old
 data (--craft.old_dataset.repo_id), or a cache of `craft cache build` (--craft.anchor_cache_dir).
 
-What is left open is as the bench found it best: actions are retained. With --craft.retention_mode=hidden or token_ce it
-is as the documents of the first CRaFT have it.
+What is left open is what held the old skills in the bench: actions are retained. With --craft.retention_mode=hidden
+or token_ce it is as the documents of the first CRaFT have it.
 
 go on after an interruption:
   craft train --config_path=OUTPUT_DIR/checkpoints/last/pretrained_model/train_config.json --resume=true
