@@ -50,6 +50,14 @@ def test_a_changed_input_makes_other_cells(bench_settings, change, same):
     assert {before[digest] for digest in before.keys() & after.keys()} == set(same.split())
 
 
+def test_policies_share_demonstrations_unless_one_needs_more(bench_settings):
+    two = bench_settings(scenarios=("reach",), policies=("smolvla", "pi0_fast"), old_episodes=None, new_episodes=None)
+    demos = [cell for cell in plan_cells(two) if isinstance(cell, Demos)]
+    assert [(cell.old_episodes, cell.new_episodes) for cell in demos] == [(50, 30), (200, 100)]
+    asked = [cell for cell in plan_cells(replace(two, old_episodes=7, new_episodes=3)) if isinstance(cell, Demos)]
+    assert [(cell.old_episodes, cell.new_episodes) for cell in asked] == [(7, 3)]
+
+
 def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):
     settings = bench_settings()
     moved = replace(settings, output_dir=tmp_path / "elsewhere")

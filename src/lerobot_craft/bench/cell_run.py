@@ -89,9 +89,9 @@ def _record(cell: Demos, train: Train) -> dict[str, Any]:
 
     settings, new = cell.settings, cell.scenario.new
     record_here = functools.partial(record, image_size=settings.image_size, render=settings.render)
-    record_here(cell.old_data, cell.scenario.old, settings.old_episodes, OLD_SEED)
+    record_here(cell.old_data, cell.scenario.old, cell.old_episodes, OLD_SEED)
     for task in new:
-        record_here(cell.new_data(task), [task], settings.new_episodes, NEW_SEED)
+        record_here(cell.new_data(task), [task], cell.new_episodes, NEW_SEED)
     recorded = {
         root.name: Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root))
         for root in (cell.old_data, *map(cell.new_data, new))

@@ -91,9 +91,16 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Demos(Cell):
-    """Demonstrations of a scenario: one dataset of all old tasks, and one of each new task."""
+    """Demonstrations of a scenario: one dataset of all old tasks, and one of each new task.
+
+    Attributes:
+        old_episodes: Of each old task.
+        new_episodes: Of each new task.
+    """
 
     kind: ClassVar[str] = "demos"
+    old_episodes: int
+    new_episodes: int
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -101,8 +108,8 @@ class Demos(Cell):
         return {
             "old": [asdict(find_task(task)) for task in self.scenario.old],
             "new": [asdict(find_task(task)) for task in self.scenario.new],
-            "old_episodes": self.settings.old_episodes,
-            "new_episodes": self.settings.new_episodes,
+            "old_episodes": self.old_episodes,
+            "new_episodes": self.new_episodes,
             "seeds": [OLD_SEED, NEW_SEED],
             "image_size": self.settings.image_size,
             "render": self.settings.render,

@@ -133,9 +133,9 @@ class Narrator:
 
 def describe(cell: Cell) -> str:
     """What happens in a cell, for somebody who has never seen a bench."""
-    settings, scenario = cell.settings, cell.scenario
+    scenario = cell.scenario
     if isinstance(cell, Demos):
-        old, new = settings.old_episodes, settings.new_episodes
+        old, new = cell.old_episodes, cell.new_episodes
         return f"record demonstrations: {old} of each of {len(scenario.old)} old tasks, {new} of the new one"
     if isinstance(cell, Base):
         return f"train a small {cell.policy.name} on the old tasks, roll it out"

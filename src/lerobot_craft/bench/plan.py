@@ -26,9 +26,14 @@ def plan_runs(settings: BenchSettings) -> list[Run]:
     """Every run, of a sequence its last stage. Two methods may come down to the same cell: both are listed."""
     runs: dict[tuple[str, str], Run] = {}
     for scenario in map(find_scenario, settings.scenarios):
-        demos = Demos(settings, scenario)
         for policy in map(policy_named, settings.policies):
             _check_policy(policy, scenario)
+            demos = Demos(
+                settings,
+                scenario,
+                settings.old_episodes or policy.old_episodes,
+                settings.new_episodes or policy.new_episodes,
+            )
             for seed in settings.seeds:
                 base = Base(settings, scenario, policy, seed, demos)
                 for method in map(method_named, settings.methods):

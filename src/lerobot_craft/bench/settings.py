@@ -22,8 +22,8 @@ class BenchSettings:
         anchors: Numbers of old frames: of all old tasks together; in a sequence, of each task.
         seeds: Of base training and fine-tuning.
         episodes: For each task, from the same start states for every method.
-        old_episodes: Demonstrations of each old task.
-        new_episodes: Demonstrations of a new task.
+        old_episodes: Demonstrations of each old task; None: as many as the policy needs.
+        new_episodes: Demonstrations of a new task; None: likewise.
         image_size: Side of the camera's image in pixels.
         render: Whether the camera is on; without, its image is blank and the policy acts by the state.
         base_steps: Steps of base training; None: the policy's own.
@@ -42,8 +42,8 @@ class BenchSettings:
     anchors: tuple[int, ...] = (0, 20, 100)
     seeds: tuple[int, ...] = (0, 1, 2)
     episodes: int = 20
-    old_episodes: int = 50
-    new_episodes: int = 30
+    old_episodes: int | None = None
+    new_episodes: int | None = None
     image_size: int = 16
     render: bool = False
     base_steps: int | None = None
