@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "tiny": {"errors", "lerobot_api"},
     "doctor": {"errors", "lerobot_api"},
     "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors"},
-    "evaluation": {"errors", "anchors", "lerobot_api"},
+    "evaluation": {"errors", "anchors", "lerobot_api", "teacher"},
     "report": {"errors", "evaluation"},
     "bench": {"errors", "anchors", "doctor", "evaluation", "lerobot_api", "policies", "teacher", "tiny", "training"},
     "cli": {

@@ -25,7 +25,7 @@ def summary_table(rows: Sequence[Summary]) -> str:
         for row in group:
             forgotten = "" if row.train_seconds is None else format_estimate(row.forgotten)
             cells = (
-                _cell(name_of(row.label, row.knob)),
+                cell(name_of(row.label, row.knob)),
                 frames_of(row),
                 format_estimate(row.old_mean),
                 format_estimate(row.same_scene),
@@ -50,7 +50,7 @@ def sequence_table(rows: Sequence[SequenceSummary]) -> str:
         ]
         for row in group:
             scores = (row.nbt_all, row.nbt_new, row.auc_all, row.fwt_new, row.final_base)
-            cells = (_cell(name_of(row.label, row.knob)), frames(row.frames), *map(format_estimate, scores))
+            cells = (cell(name_of(row.label, row.knob)), frames(row.frames), *map(format_estimate, scores))
             lines.append(f"| {' | '.join(cells)} |")
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
@@ -104,7 +104,8 @@ def number(value: float) -> str:
     return text if value >= 0 or text == "0.00" else MINUS + text
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Text that does not break a table."""
     return " ".join(text.replace("|", "\\|").split())
 
 

@@ -132,7 +132,7 @@ def load_policy(config: PolicyConfig) -> nn.Module:
     from safetensors import SafetensorError
 
     try:
-        with _quiet():
+        with quiet_loading():
             policy: nn.Module = get_policy_class(config.type).from_pretrained(
                 pretrained_name_or_path=config.pretrained_path, config=config, revision=config.pretrained_revision
             )
@@ -153,7 +153,7 @@ def load_policy(config: PolicyConfig) -> nn.Module:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Send to the debug log what lerobot's loaders print, and drop a notice that says nothing."""
 
     def informs(record: logging.LogRecord) -> bool:
@@ -193,7 +193,7 @@ def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str
     rename = getattr(policy, "_fix_pytorch_state_dict_keys", None)
     if rename is None:
         return {name: name for name in names}
-    with _quiet():
+    with quiet_loading():
         renamed: dict[str, str] = rename({name: _NameInFile(name) for name in names}, policy.config)
     return {key if key.startswith("model.") else f"model.{key}": str(source) for key, source in renamed.items()}
 

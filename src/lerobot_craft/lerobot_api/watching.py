@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from lerobot_craft.lerobot_api.rollouts import Player, ready
+from lerobot_craft.lerobot_api.rollouts import Player, ready, seeded
 
 
 def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
@@ -22,7 +22,8 @@ def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[
     """
     from lerobot.scripts.lerobot_eval import rollout
 
-    with ready(player, env, episodes, seed) as parts:
-        played = rollout(**parts, seeds=list(range(seed, seed + episodes)), render_callback=look)
+    with ready(player, env, episodes) as stages, seeded(seed):
+        (stage,) = stages.values()
+        played = rollout(**stage.parts, seeds=list(range(seed, seed + episodes)), render_callback=look)
     reached = played["success"].bool()  # [episodes, steps]
     return [int(steps.int().argmax()) + 1 if bool(steps.any()) else None for steps in reached]

@@ -35,14 +35,14 @@ def _heatmap(policy: str, scenario: str, runs: Sequence[Run]) -> Markup:
     rows = [_row(BASE_LABEL, tasks, bases, lambda run: run.base)]
     rows += [_row(full_name(group[0]), tasks, group, lambda run: run.after) for group in group_by_setting(runs)]
     caption = f"{policy}, {scenario}: mean over seeds ({_seeds(runs)}), n = {_episodes(runs)} episodes per task and run"
-    grid = element(
-        "table",
-        element("thead", element("tr", element("th", "method", scope="col"), head)),
-        element("tbody", rows),
-        class_="heat",
-    )
+    return grid(caption, [element("th", "method", scope="col"), *head], rows)
+
+
+def grid(caption: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup:
+    """A table of coloured cells with what it is about above."""
+    drawn = element("table", element("thead", element("tr", head)), element("tbody", rows), class_="heat")
     # Wider than a phone: the table scrolls by itself, by keyboard too, and what it is about stays.
-    scrolled = element("div", grid, class_="wide", tabindex="0", role="region", aria_label=caption)
+    scrolled = element("div", drawn, class_="wide", tabindex="0", role="region", aria_label=caption)
     return fragment(element("p", caption, class_="about"), scrolled)
 
 
@@ -50,12 +50,13 @@ def _row(label: str, tasks: Sequence[str], runs: Sequence[Run], of: Callable[[Ru
     cells = []
     for task in tasks:
         rates = [of(run)[task] for run in runs if task in of(run)]
-        cells.append(_cell(sum(rates) / len(rates)) if rates else element("td", "-"))
+        cells.append(heat(sum(rates) / len(rates)) if rates else element("td", "-"))
     return element("tr", element("th", label, scope="row"), cells)
 
 
-def _cell(rate: float) -> Markup:
-    return element("td", number(rate), style=f"background:{colour(rate)}")
+def heat(rate: float, *below: Child) -> Markup:
+    """A cell in the colour of its rate."""
+    return element("td", number(rate), *below, style=f"background:{colour(rate)}")
 
 
 def colour(rate: float) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from lerobot_craft.errors import CraftError
@@ -12,7 +11,7 @@ from lerobot_craft.evaluation.summary import collect
 from lerobot_craft.report.filmstrips import Strip, filmstrips, load_strips
 from lerobot_craft.report.headline import headline
 from lerobot_craft.report.heatmap import heatmaps
-from lerobot_craft.report.markup import Markup, document, element, fragment, style_sheet
+from lerobot_craft.report.layout import page, stamp
 from lerobot_craft.report.planes import drift_planes, retention_planes
 from lerobot_craft.report.provenance import commands, how_measured
 from lerobot_craft.report.sequences import sequences
@@ -64,29 +63,4 @@ def render(sources: Sequence[Source], results: Results) -> str:
         ("How it was measured", how_measured(runs)),
         ("Commands", commands(originals)),
     )
-    body = fragment(
-        element("header", element("h1", _TITLE), headline(results.summary), _stamp(originals)),
-        element("main", [_section(title, content) for title, content in sections if content]),
-    )
-    return document(_head(), body)
-
-
-def _section(title: str, content: Markup) -> Markup:
-    return element("section", element("h2", title), content)
-
-
-def _stamp(originals: Sequence[Results]) -> Markup:
-    versions = ", ".join(dict.fromkeys(results.craft_version for results in originals))
-    dates = ", ".join(dict.fromkeys(results.created[:10] for results in originals))
-    return element("p", f"CRaFT {versions}, {dates}", class_="stamp")
-
-
-def _head() -> Markup:
-    css = files("lerobot_craft.report").joinpath("style.css").read_text(encoding="utf-8")
-    return fragment(
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"CRaFT: {_TITLE.lower()}"),
-        style_sheet(css),
-    )
+    return page(_TITLE, [headline(results.summary), stamp(originals)], sections)

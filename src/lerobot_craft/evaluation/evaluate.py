@@ -1,0 +1,87 @@
+"""Play what an evaluation lacks, checkpoint by checkpoint and task by task; each entry is kept once it is played."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.anchors.files import plain_errors
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, Row, read_evaluation, write_evaluation
+from lerobot_craft.lerobot_api.rollouts import Player, load_player, ready
+from lerobot_craft.teacher.fingerprint import fingerprint
+from lerobot_craft.teacher.weights import check_weights
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A checkpoint to evaluate.
+
+    Attributes:
+        name: What tables call it.
+        checkpoint: What `--policy.path` takes.
+    """
+
+    name: str
+    checkpoint: Path
+
+
+type Progress = Callable[[Evaluation, str, str], None]  # what there is, and what was just played: row, task
+
+
+def evaluate(
+    asked: Evaluation,
+    candidates: Sequence[Candidate],
+    env: Any,
+    output_dir: Path,
+    overrides: Sequence[str] = (),
+    progress: Progress = lambda evaluation, name, task: None,
+) -> Evaluation:
+    """Play every task with every candidate, and keep the results in `output_dir`.
+
+    Args:
+        asked: Settings of the evaluation, without rows.
+        candidates: In the order of the rows.
+        env: Configuration of the environment with all tasks.
+        output_dir: Gets `evaluation.json`; one of the same settings that is there is gone on with.
+        overrides: Settings of every policy, as on lerobot's command line without `policy.`.
+        progress: Called after each task of each candidate.
+    """
+    path = output_dir / EVALUATION_FILE
+    evaluation = asked.going_on_from(read_evaluation(path)) if path.exists() else asked
+    with plain_errors(output_dir):  # before hours of rollouts, not after
+        output_dir.mkdir(parents=True, exist_ok=True)
+    for candidate in candidates:
+        player = _load(candidate, env, overrides)
+        evaluation = evaluation.with_row(Row(candidate.name, str(candidate.checkpoint), _identity(player), {}))
+        # Made anew for each policy: some environments go on with another start state after every reset.
+        with ready(player, env, evaluation.batch_size) as stages:
+            _check_learned(asked.learned, list(stages))
+            for task, stage in stages.items():
+                if task not in evaluation.row(candidate.name).successes:
+                    successes = stage.play(evaluation.n_episodes, evaluation.seed)
+                    evaluation = evaluation.with_entry(candidate.name, task, successes)
+                    write_evaluation(path, evaluation)
+                progress(evaluation, candidate.name, task)
+    evaluation = evaluation.in_order([candidate.name for candidate in candidates])
+    write_evaluation(path, evaluation)
+    return evaluation
+
+
+def _load(candidate: Candidate, env: Any, overrides: Sequence[str]) -> Player:
+    player = load_player(candidate.checkpoint, env, overrides)
+    if not hasattr(player.policy, "peft_config"):  # an adapter's weights are not all in its own directory
+        check_weights(player.policy, candidate.checkpoint)
+    return player
+
+
+def _identity(player: Player) -> str:
+    parts = fingerprint(player.policy, player.preprocessor, player.postprocessor)
+    return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
+
+
+def _check_learned(learned: Sequence[str], tasks: Sequence[str]) -> None:
+    for task in learned:
+        if task not in tasks:
+            raise CraftError(f"--learned: {task} is none of the environment's tasks, which are {', '.join(tasks)}")

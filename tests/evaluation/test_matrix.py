@@ -1,0 +1,91 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.matrix import SCHEMA, Evaluation, Row, read_evaluation, write_evaluation
+
+
+def four(successes):
+    return [i < successes for i in range(4)]
+
+
+def made(**changes):
+    """Three checkpoints that learn `b` and then `c`, each losing some of what was there; four episodes per task."""
+    rates = {"base": (4, 0, 0), "one": (3, 4, 0), "two": (2, 2, 4)}
+    played = {name: dict(zip("abc", map(four, of), strict=True)) for name, of in rates.items()}
+    rows = [Row(name, f"runs/{name}", name * 8, successes) for name, successes in played.items()]
+    settings = {"env": {"type": "reach", "task": "a,b,c"}, "n_episodes": 4, "batch_size": 2, "seed": 7}
+    whole = {"schema": SCHEMA, "craft_version": "1", "created": "2026-01-02T03:04:05+00:00", "command": "craft eval"}
+    return Evaluation(**(whole | settings | {"learned": ["b", "c"], "rows": rows} | changes))
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_evaluation(tmp_path / "evaluation.json", made())
+    assert read_evaluation(tmp_path / "evaluation.json") == made()
+
+
+def test_the_rows_of_a_sequence_are_its_stages():
+    matrix = made().sequence()
+    assert matrix.base_tasks == ("a",)
+    assert matrix.history("a") == [1.0, 0.75, 0.5]
+    assert matrix.history("c") == [1.0]
+
+
+def test_rows_beside_a_sequence_are_none_of_its_stages():
+    other = Row("other", "runs/other", "x", {})
+    assert made(rows=[*made().rows, other]).sequence() == made().sequence()
+
+
+def test_there_is_no_sequence_without_order_or_before_all_is_played():
+    assert made(learned=[]).sequence() is None
+    base, one, two = made().rows
+    assert made(rows=[base, one, replace(two, successes={})]).sequence() is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"env": {"type": "other"}}, {"n_episodes": 5}, {"batch_size": 1}, {"seed": 8}], ids=str
+)
+def test_other_settings_do_not_go_on_with_an_evaluation(change):
+    with pytest.raises(CraftError, match=f"another {next(iter(change))} already.*another --output_dir"):
+        made(rows=[], **change).going_on_from(made())
+
+
+def test_rows_are_kept_and_another_policy_under_the_same_name_is_refused():
+    gone_on = made(rows=[], command="again").going_on_from(made())
+    assert (gone_on.rows, gone_on.command) == (made().rows, "again")
+    assert gone_on.with_row(replace(made().rows[0], successes={})) == gone_on
+    with pytest.raises(CraftError, match="base was evaluated already, but as another policy"):
+        gone_on.with_row(replace(made().rows[0], fingerprint="other"))
+
+
+def test_an_entry_goes_into_its_row():
+    entered = made().with_entry("one", "d", [True, False, False, False])
+    assert entered.row("one").rate("d") == 0.25
+    assert [row.name for row in entered.rows if "d" in row.successes] == ["one"]
+    assert entered.tasks == ["a", "b", "c", "d"]
+
+
+def test_rows_come_in_the_order_in_which_they_were_asked_for():
+    assert [row.name for row in made().in_order(["two", "base"]).rows] == ["two", "base", "one"]
+
+
+@pytest.mark.parametrize(
+    ("harm", "complaint"),
+    [
+        (lambda content: content.update(schema=2), "schema 1, the file has 2"),
+        (lambda content: content.update(extra=1), "extra: unknown field"),
+        (lambda content: content["rows"][0]["successes"]["a"].pop(), "base has 3 episodes of a, expected 4"),
+        (lambda content: content["rows"].append(content["rows"][0]), "two have the same name"),
+        (lambda content: content["rows"][0]["successes"].update(a=[1, 1, 1, 1]), "successes"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(tmp_path, harm, complaint):
+    path = tmp_path / "evaluation.json"
+    write_evaluation(path, made())
+    content = json.loads(path.read_text())
+    harm(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(CraftError, match=complaint):
+        read_evaluation(path)
