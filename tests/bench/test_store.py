@@ -13,6 +13,13 @@ from lerobot_craft.evaluation.results import Drift
 RESULT = CellResult(1.5, successes={"reach-red": [True, False]}, drift=Drift(0.1, None, {"reach-red": 0.1}, {}))
 
 
+def _with_default(init, **default):
+    def changed(self, *args, **given):
+        init(self, *args, **default | given)
+
+    return changed
+
+
 @pytest.fixture
 def run(bench_settings):
     (found,) = plan_runs(bench_settings(methods=("craft",)))
@@ -51,6 +58,18 @@ def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monk
     begin(finished)
     (aside,) = finished.directory.parent.glob("*.outdated-1")
     assert (aside / store.RESULT_FILE).is_file()
+
+
+def test_what_a_method_does_not_read_leaves_its_result_as_it_is(run, monkeypatch):
+    from lerobot_craft.training.config import CraftConfig
+
+    plain = dataclasses.replace(run, method=METHODS["naive"])
+    for cell in (run, plain):
+        begin(cell)
+        finish(cell, RESULT)
+    monkeypatch.setattr(CraftConfig, "__init__", _with_default(CraftConfig.__init__, lambda_lr=0.5))
+    assert result_of(run) is None
+    assert result_of(plain) == RESULT
 
 
 def test_a_setting_that_did_not_exist_then_is_no_difference(finished, monkeypatch):

@@ -44,7 +44,6 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
         new_episodes=20,
         base_steps=1000,
         steps=250,
-        learning_rate=5e-4,
     )
     if not quick:
         return settings

@@ -108,7 +108,7 @@ POLICIES = {
         BenchPolicy(
             "smolvla",
             base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
-            fine_tuning=Training(steps=800, learning_rate=1e-3, warmup_steps=50),
+            fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
             # 16 px in patches of 8, folded two by two: an image is one token.
             sizes={
                 "num_heads": 4,

@@ -19,6 +19,18 @@ from lerobot_craft.evaluation.results import Drift
 
 CELL_FILE, RESULT_FILE, LOG_FILE = "cell.json", "result.json", "log.txt"
 _CRAFT = "craft."
+_WITH_ANCHORS = ("craft", "lwf")
+# What other methods do not read: a default that changes for the constraint leaves their results as they are.
+_OF_THE_CONSTRAINT = frozenset(
+    (
+        *("anchor_batch_size", "retention_freq", "retention_mode", "loss_type", "teacher", "anchor_source"),
+        *("num_anchors", "old_frames", "walked_states", "drawn_states", "state_jitter", "top_k", "num_draws"),
+        *("lambda_per_task", "dual_rule", "initial_lambda", "lambda_lr", "lambda_min", "lambda_max"),
+        *("lambda_fall_rate", "lambda_gain", "lambda_smoothing"),
+        *("epsilon_start", "epsilon_end", "epsilon_decay_steps", "epsilon_decay", "epsilon_unit"),
+        *("use_grad_projection", "conflict_threshold", "projection_mode", "task_max_norm", "retention_max_norm"),
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +151,7 @@ def finish(cell: Cell, result: CellResult) -> None:
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """Every `--craft.*` of a run, as `craft train` would settle it today; nothing for other cells."""
+    """Every `--craft.*` that a run reads, as `craft train` would settle it today; nothing for other cells."""
     if not isinstance(cell, Run):
         return {}
     import draccus
@@ -149,7 +161,9 @@ def settings_of(cell: Cell) -> dict[str, Any]:
 
     flags = cell.inputs["flags"].items()
     argv = as_argv({name.removeprefix(_CRAFT): value for name, value in flags if name.startswith(_CRAFT)})
-    return as_json(draccus.parse(config_class(argv), args=argv))
+    settled = as_json(draccus.parse(config_class(argv), args=argv))
+    without_effect = () if settled["method"] in _WITH_ANCHORS else _OF_THE_CONSTRAINT
+    return {name: value for name, value in settled.items() if name not in without_effect}
 
 
 def _agree(recorded: dict[str, Any], today: dict[str, Any]) -> bool:
