@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -60,7 +61,8 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
         lerobot's config, with `pretrained_path` set to `path`.
 
     Raises:
-        CraftError: Not a checkpoint directory, an unknown policy type, or a setting the policy does not have.
+        CraftError: Not a checkpoint directory, an unknown policy type, a setting the policy does not have, or code that
+            would run.
     """
     directory = _checkpoint_directory(path)
     import lerobot.policies  # noqa: F401  registers the policy types
@@ -82,6 +84,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
             "or name its package with --policy.discover_packages_path."
         ) from error
     config.pretrained_path = directory
+    refuse_foreign_code(config)
     return config  # type: ignore[no-any-return]
 
 
