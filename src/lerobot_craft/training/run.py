@@ -12,7 +12,7 @@ from lerobot_craft.lerobot_api.training import make_accelerator
 from lerobot_craft.training.anchoring.probed import make_probe
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
-from lerobot_craft.training.output.checkpoints import clear_leftovers
+from lerobot_craft.training.output.checkpoints import clear_leftovers, point_last_at_resumed
 from lerobot_craft.training.output.run_dir import claim
 from lerobot_craft.training.output.saving import save_policy
 from lerobot_craft.training.records.recorder import Recorder
@@ -39,6 +39,7 @@ def train(cfg: Any, craft: CraftConfig) -> None:
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)
+            point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
         session = open_session(cfg, craft, accelerator)
         _run(session)
         accelerator.wait_for_everyone()
