@@ -1,23 +1,17 @@
 """Two ranks of `craft train`, of which one dies: the other stops at once, and says which."""
 
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 
+from tests.distributed.ranks import free_port
 from tests.faults.runs import saved_steps
 from tests.warm_process import environment
 
 WITHIN = 60  # seconds; torch's own limit for a rank that is there and does not answer is half an hour
 KILL, RAISE = "tests.faults.injected:kill_around_step", "tests.faults.injected:raise_around_step"
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
