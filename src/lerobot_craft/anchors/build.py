@@ -138,7 +138,9 @@ def is_finished(job: Job, directory: Path) -> bool:
     """Whether the directory holds this very cache; another one there is refused."""
     if not (directory / MANIFEST_FILE).exists():
         return False
-    if Manifest.load(directory).values.get("recipe") == digest(job.recipe()):
+    manifest = Manifest.load(directory)
+    if manifest.values.get("recipe") == digest(job.recipe()):
+        manifest.clear_build(directory)  # a kill may have come right before: the same bytes, and no more
         return True
     raise CraftError(
         f"{directory} holds a finished cache that was built with other settings: give another --output_dir, or remove "
