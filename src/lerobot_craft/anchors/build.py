@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,8 @@ def is_finished(job: Job, directory: Path) -> bool:
         return False
     manifest = Manifest.load(directory)
     if manifest.values.get("recipe") == digest(job.recipe()):
-        manifest.clear_build(directory)  # a kill may have come right before: the same bytes, and no more
+        with suppress(CraftError):  # a kill may have left them; where nothing can be removed they do no harm
+            manifest.clear_build(directory)
         return True
     raise CraftError(
         f"{directory} holds a finished cache that was built with other settings: give another --output_dir, or remove "

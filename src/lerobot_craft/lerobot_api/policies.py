@@ -69,6 +69,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     from draccus.utils import DraccusException
     from lerobot.configs import PreTrainedConfig
     from lerobot.utils.import_utils import register_third_party_plugins
+    from yaml import YAMLError
 
     register_third_party_plugins()
     complaint = io.StringIO()
@@ -78,7 +79,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     except SystemExit as error:
         reason = complaint.getvalue().strip().rpartition("error: ")[2]
         raise CraftError(f"The policy in {directory} has no such setting: {reason}.") from error
-    except (DraccusException, ValueError) as error:
+    except (DraccusException, YAMLError, ValueError) as error:
         raise CraftError(
             f"lerobot cannot read {directory / _CONFIG_FILE}: {error}. If the policy comes from a plugin, install it "
             "or name its package with --policy.discover_packages_path."
