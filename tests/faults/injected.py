@@ -50,9 +50,10 @@ def kill_before_link(number: int) -> None:
 
     def count(event: str, _: tuple) -> None:
         nonlocal left
-        left -= event == "os.symlink"
-        if left == 0:
-            die()
+        if event == "os.symlink":
+            left -= 1
+            if left == 0:
+                die()
 
     sys.addaudithook(count)
 
