@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix lock bench-surgery bench-anchors bench-training clean
+.PHONY: help setup demo test test-slow check fix lock faults bench-surgery bench-anchors bench-training clean
 
 BIN := .venv/bin
 # Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
@@ -33,6 +33,9 @@ lock: setup ## resolve requirements.lock again (UPGRADE=1 takes the newest relea
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.12 --all-extras --group dev \
 		--no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' \
 		$(if $(UPGRADE),--upgrade) pyproject.toml --output-file requirements.lock
+
+faults: setup ## kills, damage, full disks, dead ranks, NaN, forged files, random flags; counts for docs/reliability.md
+	$(BIN)/python benchmarks/faults.py
 
 bench-surgery: setup ## time and memory of the gradient surgery against its peers
 	$(BIN)/python benchmarks/surgery.py

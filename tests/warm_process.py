@@ -4,9 +4,10 @@ Importing lerobot takes far longer than a short run. A fork is a process like an
 waited for. Run as a module this is the process that forks; `WarmProcess` is its other end.
 """
 
+import contextlib
+import importlib
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -29,15 +30,14 @@ def environment(**changes: str) -> dict[str, str]:
 class Command:
     """A `craft` that runs; `log` gets everything that it says."""
 
-    def __init__(self, parent: subprocess.Popen, log: Path) -> None:
-        self._parent, self.log = parent, log
-        self.pid = int(parent.stdout.readline())
+    def __init__(self, pid: int, log: Path) -> None:
+        self.pid, self.log = pid, log
         self.exit_code = None  # negative: the signal that ended it
 
     def poll(self):
         """The exit code, or None while it runs."""
-        if self.exit_code is None and select.select([self._parent.stdout], [], [], 0)[0]:
-            self.exit_code = int(self._parent.stdout.readline())
+        if self.exit_code is None and (found := _exit_file(self.log)).exists():
+            self.exit_code = int(found.read_text())
         return self.exit_code
 
     def wait(self):
@@ -48,11 +48,12 @@ class Command:
     def send_signal(self, number: int) -> None:
         """To it and to what it started, as a terminal does."""
         if self.poll() is None:
-            os.killpg(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ended just now
+                os.killpg(self.pid, number)
 
 
 class WarmProcess:
-    """Has imported lerobot, and runs one command at a time."""
+    """Has imported lerobot, and runs commands, also several at a time."""
 
     def __init__(self, **changes: str) -> None:
         self._process = subprocess.Popen(
@@ -64,20 +65,46 @@ class WarmProcess:
             bufsize=1,
         )
 
-    def start(self, argv: list[str], log: Path, largest_file: int | None = None) -> Command:
-        """Start `craft ARGV`; no file may grow beyond `largest_file` bytes (`ulimit -f`)."""
-        json.dump({"argv": argv, "log": str(log), "largest_file": largest_file}, self._process.stdin)
-        self._process.stdin.write("\n")
-        return Command(self._process, log)
+    def start(
+        self,
+        argv: list[str],
+        log: Path,
+        largest_file: int | None = None,
+        prepare: tuple[str, ...] = (),
+        variables: dict[str, str] | None = None,
+    ) -> Command:
+        """Start `craft ARGV`.
 
-    def run(self, argv: list[str], log: Path, largest_file: int | None = None) -> int:
+        Args:
+            argv: After `craft`.
+            log: Gets what it prints; each command has its own.
+            largest_file: No file may grow beyond so many bytes (`ulimit -f`).
+            prepare: `module:function` that the process calls first, and its arguments: how a fault gets in.
+            variables: Of the environment.
+        """
+        _exit_file(log).unlink(missing_ok=True)
+        request = {
+            "argv": argv,
+            "log": str(log),
+            "largest_file": largest_file,
+            "prepare": prepare,
+            "variables": variables or {},
+        }
+        self._process.stdin.write(json.dumps(request) + "\n")
+        return Command(int(self._process.stdout.readline()), log)
+
+    def run(self, argv: list[str], log: Path, largest_file: int | None = None, prepare: tuple[str, ...] = ()) -> int:
         """Start a command and wait for its exit code."""
-        return self.start(argv, log, largest_file).wait()
+        return self.start(argv, log, largest_file, prepare).wait()
 
     def close(self) -> None:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+
+
+def _exit_file(log: Path) -> Path:
+    return log.with_name(f"{log.name}.exit")
 
 
 @pytest.fixture(scope="session")
@@ -88,12 +115,13 @@ def warm_process(tmp_path_factory):
     process.close()
 
 
-def _run(argv: list[str], log: str, largest_file: int | None) -> int:
+def _run(argv: list[str], log: str, largest_file: int | None, prepare: list, variables: dict[str, str]) -> int:
     import resource
 
     from lerobot_craft.cli import main
 
     os.setsid()
+    os.environ |= variables
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -102,6 +130,9 @@ def _run(argv: list[str], log: str, largest_file: int | None) -> int:
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     sys.argv = ["craft", *argv]
+    if prepare:
+        module, _, function = prepare[0].partition(":")
+        getattr(importlib.import_module(module), function)(*prepare[1:])
     return main(argv)
 
 
@@ -120,13 +151,26 @@ def _serve() -> int:
 
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # an allocator's thread: it can
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in pytest closes our input: that ends this process
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
+        if os.fork():
+            continue
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        command = os.fork()
+        if command == 0:
             return _run(**json.loads(line))
-        _say(child)
-        _say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        _watch(command, Path(json.loads(line)["log"]))
     return 0
+
+
+def _watch(command: int, log: Path) -> None:
+    """Say the command's number, and leave its exit code beside its log: in a process for each, so that many can run."""
+    _say(command)
+    code = os.waitstatus_to_exitcode(os.waitpid(command, 0)[1])
+    written = log.with_name(f"{log.name}.exit.tmp")
+    written.write_text(str(code))
+    written.replace(_exit_file(log))
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,8 +12,9 @@ import time
 import pytest
 import torch
 
-from lerobot_craft.anchors.build import build_cache
+from lerobot_craft.anchors.build import build_cache, is_finished
 from lerobot_craft.anchors.documents import DocumentsBuild
+from lerobot_craft.anchors.files import write_checksum
 from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import DatasetFlags
@@ -180,4 +182,12 @@ def test_accelerate_launch_makes_the_same_cache(anchor_data, checkpoints, whole,
     line = [*launch, *command(anchor_data, checkpoints("smolvla"), directory)]
     done = subprocess.run(line, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
+    assert contents(directory) == whole
+
+
+def test_a_build_that_was_killed_after_its_manifest_is_cleared_up_by_the_next(job, whole, tmp_path):
+    directory = shutil.copytree(tmp_path / "whole", tmp_path / "cache")
+    (directory / "build.json").write_text("{}")
+    write_checksum(directory / "shard-00001.safetensors")
+    assert is_finished(job, directory)
     assert contents(directory) == whole

@@ -3,8 +3,10 @@
 import pytest
 
 from lerobot_craft.cli import main
+from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.cli.train import split_flags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
 
 
 @pytest.mark.parametrize(
@@ -131,3 +133,9 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(flags, said, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("craft: ")
     assert said in line
+
+
+@pytest.mark.parametrize("value", ["\x1b", "*", "%s", "{", "[1", "a: b: c"])
+def test_a_value_that_is_no_yaml_is_a_sentence(value):
+    with pytest.raises(CraftError, match=r"`craft train --help` lists the flags"):
+        parse_flags(CraftConfig, [f"--lambda_lr={value}"], "craft train", prefix="craft.")

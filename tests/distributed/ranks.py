@@ -1,6 +1,7 @@
 """Runs a function on several gloo processes of this machine."""
 
 import os
+import socket
 
 import torch
 import torch.distributed as dist
@@ -28,3 +29,10 @@ def _main(rank, function, world, rendezvous, args):
     function(rank, world, *args)
     dist.barrier()  # a rank that left early would break the others' connections
     dist.destroy_process_group()
+
+
+def free_port():
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

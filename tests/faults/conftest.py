@@ -1,5 +1,7 @@
 import pytest
 
+pytest.register_assert_rewrite("tests.faults.runs")
+
 
 @pytest.fixture
 def run_flags(train_flags, anchor_data, tmp_path):

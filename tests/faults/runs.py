@@ -57,6 +57,12 @@ def resume_flags(output_dir: Path) -> list[str]:
     return [f"--config_path={settings}", "--resume=true"]
 
 
+def newest_resume_flags(output_dir: Path) -> list[str]:
+    """As craft prints them: from the newest whole checkpoint, which a kill may have kept `last` from pointing at."""
+    newest = output_dir / "checkpoints" / f"{saved_steps(output_dir)[-1]:06d}"
+    return [f"--config_path={newest / 'pretrained_model' / 'train_config.json'}", "--resume=true"]
+
+
 def assert_same_run(run: Path, expected: Path) -> None:
     """To the bit: the last checkpoint, every logged step, every anchor step."""
     assert digests(run) == digests(expected)

@@ -153,6 +153,8 @@ def test_two_runs_into_one_directory(constrained, craft_train, tmp_path, capfd):
     with claim(tmp_path / "run", resume=True):
         assert craft_train(f"--config_path={settings}", "--resume=true", "--steps=2") == 2
     assert "is in use by process" in capfd.readouterr().err
+    assert craft_train(f"--config_path={settings}", "--resume=true", "--steps=2", "--seed=8") == 2
+    assert "the run was begun with --seed=7 and cannot go on with --seed=8" in capfd.readouterr().err.splitlines()[-1]
 
 
 def poison(root: Path, copy: Path, episode: int, frame: int) -> Path:

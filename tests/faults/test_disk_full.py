@@ -34,7 +34,7 @@ def way_on(said):
 
 @pytest.mark.slow  # four runs
 @pytest.mark.timeout(600)
-def test_a_checkpoint_that_may_not_grow_leaves_the_one_before(whole, run_flags, warm_process, tmp_path):
+def test_a_checkpoint_that_may_not_grow_leaves_the_one_before(whole, run_flags, warm_process, tmp_path, tally):
     run = tmp_path / "run"
     command = warm_process.start(
         ["train", *run_flags("smolvla", run, steps=STEPS, save_freq=1)], tmp_path / "log_killed"
@@ -55,6 +55,7 @@ def test_a_checkpoint_that_may_not_grow_leaves_the_one_before(whole, run_flags, 
     assert way_on(said) == resume
     assert warm_process.run(way_on(said), tmp_path / "log_end") == 0
     assert_same_run(run, whole)
+    tally.add("no room for a checkpoint", "refused, resumed with room: same bits")
 
 
 def has_small_disks(directory):
@@ -64,7 +65,7 @@ def has_small_disks(directory):
 
 @pytest.mark.slow  # three runs, one of which imports lerobot first
 @pytest.mark.timeout(600)
-def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(whole, run_flags, warm_process, tmp_path):
+def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(whole, run_flags, warm_process, tmp_path, tally):
     disk, rescued = tmp_path / "disk", tmp_path / "rescued"
     disk.mkdir()
     if not has_small_disks(disk):
@@ -85,3 +86,4 @@ def test_a_full_disk_ends_the_run_and_spares_the_last_checkpoint(whole, run_flag
     assert not unfinished_saves(disk / "run")
     assert warm_process.run(way_on(done.stderr), tmp_path / "log_end") == 0
     assert_same_run(disk / "run", whole)
+    tally.add("no room for a checkpoint", "refused, resumed with room: same bits")

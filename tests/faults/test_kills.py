@@ -2,12 +2,20 @@
 
 import random
 import shlex
+import shutil
 import signal
 import time
 
 import pytest
 
-from tests.faults.runs import assert_same_run, resume_flags, saved_steps, unfinished_saves, wait_until
+from tests.faults.runs import (
+    assert_same_run,
+    newest_resume_flags,
+    resume_flags,
+    saved_steps,
+    unfinished_saves,
+    wait_until,
+)
 
 KILLS = 10
 STEPS = 30
@@ -42,7 +50,7 @@ def kill(command, run, rng):
 
 @pytest.mark.slow  # a dozen runs
 @pytest.mark.timeout(1200)
-def test_killed_ten_times_is_never_killed(run_flags, warm_process, printed_resume, tmp_path):
+def test_killed_ten_times_is_never_killed(run_flags, warm_process, printed_resume, tmp_path, tally):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert warm_process.run(["train", *run_flags("smolvla", whole, steps=STEPS, save_freq=1)], tmp_path / "log") == 0
     first = run_flags("smolvla", broken, steps=STEPS, save_freq=1)
@@ -60,6 +68,7 @@ def test_killed_ten_times_is_never_killed(run_flags, warm_process, printed_resum
     assert not unfinished_saves(broken)
     assert saved_steps(broken) == saved_steps(whole)
     assert_same_run(broken, whole)
+    tally.add("SIGKILL of craft train", "one run killed at random moments, resumed each time: same bits", KILLS)
 
 
 @pytest.mark.slow  # three runs, each with workers to start
@@ -85,7 +94,9 @@ def test_a_resumed_run_with_data_workers_is_never_killed(killed_at, run_flags, w
 @pytest.mark.slow  # three runs
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_an_interrupted_run_says_so_by_its_exit_code_and_goes_on(number, exit_code, run_flags, warm_process, tmp_path):
+def test_an_interrupted_run_says_so_by_its_exit_code_and_goes_on(
+    number, exit_code, run_flags, warm_process, tmp_path, tally
+):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
 
     def flags(output):
@@ -101,3 +112,91 @@ def test_an_interrupted_run_says_so_by_its_exit_code_and_goes_on(number, exit_co
     assert not unfinished_saves(broken)
     assert warm_process.run(["train", *resume_flags(broken)], tmp_path / "log_end") == 0
     assert_same_run(broken, whole)
+    tally.add(f"{signal.Signals(number).name} to craft train", "resumed: same bits")
+
+
+TRIALS = 50
+SHORT = 6  # steps
+SEEDS = (7, 8, 9)
+INJECTED = "tests.faults.injected"
+
+
+class Trials:
+    """Short runs that kill themselves at a chosen place, each resumed and held against one that was not killed."""
+
+    def __init__(self, run_flags, warm_process, tmp_path):
+        self._flags, self._warm, self._tmp = run_flags, warm_process, tmp_path
+        self._whole = {}
+
+    def flags(self, output, seed):
+        return ["train", *self._flags("smolvla", output, steps=SHORT, save_freq=2, batch_size=4, seed=seed)]
+
+    def whole(self, seed):
+        """The run of a seed that nobody killed, and how many operations on its directory it took."""
+        if seed not in self._whole:
+            output, report = self._tmp / f"whole_{seed}", self._tmp / f"operations_{seed}"
+            prepare = (f"{INJECTED}:count_operations", str(output), str(report))
+            assert self._warm.run(self.flags(output, seed), self._tmp / f"log_{seed}", prepare=prepare) == 0
+            self._whole[seed] = output, int(report.read_text())
+        return self._whole[seed]
+
+    def place(self, rng, seed, output):
+        """A place to die: around an optimizer's step, at an operation of the file system, or in a line of numbers."""
+        kind = rng.choice(["step", "operation", "operation", "line"])
+        if kind == "step":
+            return "at a step", (f"{INJECTED}:kill_around_step", rng.randint(1, SHORT), rng.random() < 0.5)
+        if kind == "line":
+            return "in a line", (f"{INJECTED}:kill_in_line", rng.randrange(SHORT + SHORT // 2))
+        return "at an operation", self.operation(output, rng.randrange(self.whole(seed)[1]))
+
+    def operation(self, output, number):
+        return f"{INJECTED}:kill_before_operation", str(output), number
+
+    def chosen(self, number):
+        """The trial of this number."""
+        rng = random.Random(number)  # noqa: S311  # the same places each time
+        seed, output = rng.choice(SEEDS), self._tmp / f"trial_{number}"
+        return self.run(seed, output, *self.place(rng, seed, output))
+
+    def run(self, seed, output, where, prepare):
+        """Kill a run there, go on, and compare; says what was interrupted, and what the run went on from."""
+        whole, _ = self.whole(seed)
+        log = self._tmp / f"{output.name}.log"
+        code = self._warm.run(self.flags(output, seed), log, prepare=prepare)
+        assert code == -signal.SIGKILL, log.read_text()[-2000:]
+        where = "within a save" if unfinished_saves(output) else where
+        resumes = bool(saved_steps(output))
+        argv = ["train", *newest_resume_flags(output)] if resumes else self.flags(output, seed)
+        if not resumes:
+            shutil.rmtree(output, ignore_errors=True)  # no checkpoint to go on from: craft asks for another directory
+        assert self._warm.run(argv, log) == 0, (where, prepare, log.read_text()[-2000:])
+        assert_same_run(output, whole)
+        assert not unfinished_saves(output)
+        shutil.rmtree(output)
+        return f"killed {where}, {'resumed' if resumes else 'started again'}"
+
+
+@pytest.fixture
+def trials(run_flags, warm_process, tmp_path):
+    return Trials(run_flags, warm_process, tmp_path)
+
+
+@pytest.mark.slow  # two runs for each kill
+@pytest.mark.timeout(3600)
+def test_killed_at_fifty_chosen_places_is_never_killed(trials, tally):
+    outcomes = [trials.chosen(number) for number in range(TRIALS)]
+    for outcome in outcomes:
+        tally.add("SIGKILL of craft train", f"{outcome}: same bits")
+    assert sum("within a save" in outcome for outcome in outcomes) >= 5
+    assert sum("resumed" in outcome for outcome in outcomes) >= TRIALS // 2
+
+
+@pytest.mark.slow  # five runs; the short form is test_resume.py
+@pytest.mark.timeout(600)
+def test_killed_within_a_save_or_before_its_link_is_never_killed(trials, tmp_path):
+    seed, output = SEEDS[0], tmp_path / "trial"
+    _, operations = trials.whole(seed)
+    prepare = trials.operation(output, 2 * operations // 3)
+    assert trials.run(seed, output, "at an operation", prepare).endswith("resumed")
+    of_the_end = f"{INJECTED}:kill_before_link", SHORT // 2
+    assert trials.run(seed, output, "before the last link", of_the_end) == "killed before the last link, resumed"

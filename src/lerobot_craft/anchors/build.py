@@ -8,6 +8,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lerobot_craft.anchors.columns import Columns, concatenate, describe, take
+from lerobot_craft.anchors.columns import Columns, Ragged, concatenate, describe, take
 from lerobot_craft.anchors.datasets import STATE, as_anchors
 from lerobot_craft.anchors.files import plain_errors, read_bytes, temporary_path, write_atomically
 from lerobot_craft.anchors.images import encode_images
@@ -138,7 +139,10 @@ def is_finished(job: Job, directory: Path) -> bool:
     """Whether the directory holds this very cache; another one there is refused."""
     if not (directory / MANIFEST_FILE).exists():
         return False
-    if Manifest.load(directory).values.get("recipe") == digest(job.recipe()):
+    manifest = Manifest.load(directory)
+    if manifest.values.get("recipe") == digest(job.recipe()):
+        with suppress(CraftError):  # a kill may have left them; where nothing can be removed they do no harm
+            manifest.clear_build(directory)
         return True
     raise CraftError(
         f"{directory} holds a finished cache that was built with other settings: give another --output_dir, or remove "
@@ -221,6 +225,7 @@ def _anchor_columns(
         columns = teacher_columns(
             job.adapter, teacher.policy, batch, job.retained, generators(plan.seed, rows.tolist())
         )
+    _require_numbers(columns, job, dataset, plan.frame[rows])
     columns |= {
         "instruction": torch.from_numpy(plan.instruction[rows]).to(torch.int32),
         "cross": torch.from_numpy(plan.cross[rows]),
@@ -231,6 +236,18 @@ def _anchor_columns(
         if name in raw and not (job.inputs == "reference" and raw[name].dtype == torch.uint8):
             columns[f"{INPUT}{name}"] = raw[name]  # images are compressed when the shard is written
     return columns
+
+
+def _require_numbers(columns: Columns, job: Job, dataset: int, frames: npt.NDArray[np.int64]) -> None:
+    """Refuse what a teacher could not compute. Minus infinity may stand: it is the logarithm of an empty tail."""
+    for name, column in columns.items():
+        values = column.values if isinstance(column, Ragged) else column
+        if values.is_floating_point() and bool((values.isnan() | (values == torch.inf)).any()):
+            raise CraftError(
+                f"the teacher answers NaN or infinity ({name}) to some of the frames "
+                f"{', '.join(map(str, frames.tolist()))} of {job.datasets[dataset].repo_id}: look at their states and "
+                "images; if they are sound, compute in float32 (--policy.dtype=float32)"
+            )
 
 
 def _write(directory: Path, shard: int, done: Sequence[tuple[npt.NDArray[np.int64], Columns]]) -> ShardRecord:

@@ -1,6 +1,7 @@
 """Batches of anchors for training: by seed, the same after a resume, split over ranks."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.fingerprint import compare
 
 DECODED_BYTES = 2**30
+_LARGEST_IMAGE = 2**31  # values of one anchor's images; more is no image
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ def open_cache(
     """
     store = AnchorStore.open(directory, verify=verify, progress=progress)
     manifest = store.manifest
+    for problem in _problems(store):
+        raise CraftError(f"{directory} is no cache of `craft cache build`: {problem}. Build it again")
     if retention_mode is not None and manifest.kind != retention_mode:
         raise CraftError(
             f"{directory} holds {manifest.kind} anchors and training retains {retention_mode}: build the right ones "
@@ -159,6 +163,27 @@ def open_cache(
     if teacher is not None and (found := compare(manifest.teacher, teacher)):
         raise CraftError(f"{directory} does not belong to this policy: {'; '.join(found)}")
     return AnchorLoader(store, _open_referenced(manifest, roots or {}, policy_config))
+
+
+def _problems(store: AnchorStore) -> Iterator[str]:
+    """What a batch would stumble over: a manifest may be forged, its checksum right."""
+    manifest = store.manifest
+    columns = manifest.columns
+    reference = manifest.inputs == "reference"
+    needed = {"instruction", "cross"} | ({"dataset", "frame"} if reference else set())
+    if missing := sorted(name for name in needed if name not in columns or columns[name].ragged):
+        yield f"it has no column {missing[0]!r}"
+        return
+    for name, feature in manifest.input_features.items():
+        column = columns.get(f"{INPUT}{name}")
+        if feature.codec == "png":
+            if math.prod(feature.shape) > _LARGEST_IMAGE or (column is None) is not reference:
+                yield f"the images {name!r:.80} are not where it says, or not as large"
+        elif column is None or column.ragged or list(column.shape) != feature.shape:
+            yield f"the feature {name!r:.80} is not what it says"
+    used = _dense(store.take(torch.arange(len(store)), ["instruction"])["instruction"])
+    if not 0 <= int(used.min()) <= int(used.max()) < len(manifest.instructions):
+        yield "anchors refer to instructions that it does not have"
 
 
 def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> None:
@@ -178,10 +203,15 @@ def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> Non
 def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Retained:
     """Which values a cache holds, as the adapter takes them."""
     values = manifest.values
-    if manifest.kind != "hidden":
-        return Retained(manifest.kind, top_k=int(values["top_k"]), draws=int(values["num_draws"]))
-    layers = adapter.resolve(policy, [str(layer) for layer in values["layers_to_save"]])
-    return Retained("hidden", layers, values["pooling"])
+    try:
+        if manifest.kind != "hidden":
+            return Retained(manifest.kind, top_k=int(values["top_k"]), draws=int(values["num_draws"]))
+        layers = adapter.resolve(policy, [str(layer) for layer in values["layers_to_save"]])
+        return Retained("hidden", layers, values["pooling"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CraftError(
+            f"the manifest does not say which values the cache holds ({type(error).__name__}: {error}): build it again"
+        ) from error
 
 
 def _open_referenced(manifest: Manifest, roots: Mapping[str, str], policy_config: Any) -> list[Any]:

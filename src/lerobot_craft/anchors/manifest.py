@@ -134,12 +134,16 @@ class Manifest:
     def save(self, directory: Path) -> None:
         """Finishes a cache: from the moment that `manifest.json` is there, it is complete.
 
-        The files of the build (`build.json`, the shards' checksum files) are then removed: the manifest has it all.
+        The files of the build are then removed: the manifest has it all.
         """
         path = directory / MANIFEST_FILE
         data = self.to_bytes()
         write_checksum(path, hashlib.sha256(data).hexdigest())
         write_atomically(path, data)
+        self.clear_build(directory)
+
+    def clear_build(self, directory: Path) -> None:
+        """Removes `build.json` and the shards' checksum files, also of a build that was killed right before this."""
         for leftover in (directory / BUILD_FILE, *(checksum_path(directory / shard.file) for shard in self.shards)):
             with plain_errors(leftover):
                 leftover.unlink(missing_ok=True)

@@ -48,14 +48,17 @@ def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, bat
     adapter = adapter_for(teacher.config)
     retained = retained_of(loader.manifest, adapter, teacher.policy)
     chosen = torch.linspace(0, len(loader.store) - 1, min(num_anchors, len(loader.store))).round().long()
-    largest = 0.0
+    found: list[Tensor] = []
     with torch.no_grad(), mode(teacher.policy, train=adapter.train_mode):
         for indices in chosen.split(batch_size):
             for draw in range(retained.draws):
                 anchors = loader.take(indices, draw)
-                largest = max(largest, float(relative_deviation(adapter, teacher, anchors, retained).max()))
+                found.append(relative_deviation(adapter, teacher, anchors, retained).max())
     manifest = loader.manifest
-    return Reproduction(len(chosen), largest, floor_of(manifest.autocast or manifest.dtype, adapter, retained))
+    # torch's maximum: a NaN among them stays, where Python's max would lose it.
+    return Reproduction(
+        len(chosen), float(torch.stack(found).max()), floor_of(manifest.autocast or manifest.dtype, adapter, retained)
+    )
 
 
 def floor_of(dtype: str, adapter: PolicyAdapter, retained: Retained) -> float:

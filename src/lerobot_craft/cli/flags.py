@@ -57,13 +57,14 @@ def parse_flags[Config](
     """
     import draccus
     from draccus.utils import DraccusException
+    from yaml import YAMLError  # draccus reads values as YAML, and lets its complaints through
 
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             config: Config = draccus.parse(config_class, config_path=saved, args=list(argv), prog=program)
         return config
-    except DraccusException as error:
+    except (DraccusException, YAMLError) as error:
         raise CraftError(f"{_first_line(error)} (`{program} --help` lists the flags)") from error
     except SystemExit as stop:
         if stop.code in (0, None):

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 
 WEIGHTS_FILE = "model.safetensors"
 
@@ -60,13 +61,15 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
         lerobot's config, with `pretrained_path` set to `path`.
 
     Raises:
-        CraftError: Not a checkpoint directory, an unknown policy type, or a setting the policy does not have.
+        CraftError: Not a checkpoint directory, an unknown policy type, a setting the policy does not have, or code that
+            would run.
     """
     directory = _checkpoint_directory(path)
     import lerobot.policies  # noqa: F401  registers the policy types
     from draccus.utils import DraccusException
     from lerobot.configs import PreTrainedConfig
     from lerobot.utils.import_utils import register_third_party_plugins
+    from yaml import YAMLError
 
     register_third_party_plugins()
     complaint = io.StringIO()
@@ -76,12 +79,13 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     except SystemExit as error:
         reason = complaint.getvalue().strip().rpartition("error: ")[2]
         raise CraftError(f"The policy in {directory} has no such setting: {reason}.") from error
-    except (DraccusException, ValueError) as error:
+    except (DraccusException, YAMLError, ValueError) as error:
         raise CraftError(
             f"lerobot cannot read {directory / _CONFIG_FILE}: {error}. If the policy comes from a plugin, install it "
             "or name its package with --policy.discover_packages_path."
         ) from error
     config.pretrained_path = directory
+    refuse_foreign_code(config)
     return config  # type: ignore[no-any-return]
 
 

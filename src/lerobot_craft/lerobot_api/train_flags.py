@@ -48,6 +48,7 @@ def _parse(argv: Sequence[str]) -> Any:
     from lerobot.configs import parser
     from lerobot.configs.train import TrainPipelineConfig
     from lerobot.utils.import_utils import register_third_party_plugins
+    from yaml import YAMLError
 
     def take(config: TrainPipelineConfig) -> TrainPipelineConfig:
         return config
@@ -67,7 +68,7 @@ def _parse(argv: Sequence[str]) -> Any:
         raise CraftError(f"a package of policies or environments cannot be imported: {reason}") from error
     except FileExistsError as error:
         raise CraftError(_output_dir_exists(argv)) from error
-    except (DraccusException, ArgumentError, ValueError, NotImplementedError, OSError) as error:
+    except (DraccusException, YAMLError, ArgumentError, ValueError, NotImplementedError, OSError) as error:
         raise CraftError(_advice(str(error))) from error
     for name in ("steps", "batch_size"):
         if getattr(config, name) < 1:

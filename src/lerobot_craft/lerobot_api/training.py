@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 from lerobot_craft.lerobot_api.policies import autocast_name
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preloaded
 
@@ -80,6 +81,7 @@ def make_student(cfg: Any, dataset: Any) -> nn.Module:
     from lerobot.policies import make_policy
     from safetensors import SafetensorError
 
+    refuse_foreign_code(cfg.policy)
     try:
         policy: nn.Module = make_policy(cfg=cfg.policy, ds_meta=dataset.meta, rename_map=cfg.rename_map)
     except (OSError, SafetensorError, ValueError, ImportError) as error:

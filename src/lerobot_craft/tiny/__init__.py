@@ -12,10 +12,16 @@ another prefix, such as `--env.discover_packages_path`: of two equal flags lerob
 Importing this package registers `pi0_fast_tiny`, `pi0_tiny` and `pi05_tiny` and the processor step they save.
 """
 
+from pathlib import Path
+
+from lerobot_craft.lerobot_api.foreign_code import vouch_for
 from lerobot_craft.tiny import processor_pi0_fast_tiny as _registers_its_step  # noqa: F401
 from lerobot_craft.tiny.configuration_pi0_fast_tiny import PI0FastTinyConfig
 from lerobot_craft.tiny.configuration_pi0_tiny import PI0TinyConfig
 from lerobot_craft.tiny.configuration_pi05_tiny import PI05TinyConfig
 from lerobot_craft.tiny.sizes import TinySizes
+
+# Each FAST tokenizer that is made here carries a copy of this file, and lerobot runs the copy.
+vouch_for(Path(__file__).with_name("processing_action_tokenizer.py"))
 
 __all__ = ["PI0FastTinyConfig", "PI0TinyConfig", "PI05TinyConfig", "TinySizes"]

@@ -12,9 +12,10 @@ from lerobot_craft.lerobot_api.training import make_accelerator
 from lerobot_craft.training.anchoring.probed import make_probe
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
-from lerobot_craft.training.output.checkpoints import clear_leftovers
+from lerobot_craft.training.output.checkpoints import clear_leftovers, point_last_at_resumed
 from lerobot_craft.training.output.run_dir import claim
 from lerobot_craft.training.output.saving import save_policy
+from lerobot_craft.training.peers import stops_with_its_peers
 from lerobot_craft.training.records.recorder import Recorder
 from lerobot_craft.training.session import Session, open_session
 
@@ -29,6 +30,12 @@ def train(cfg: Any, craft: CraftConfig) -> None:
         craft: `--craft.*`.
     """
     accelerator = make_accelerator(cfg)
+    with stops_with_its_peers(cfg.output_dir):
+        _train(cfg, craft, accelerator)
+    accelerator.end_training()
+
+
+def _train(cfg: Any, craft: CraftConfig, accelerator: Any) -> None:
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
@@ -39,10 +46,10 @@ def train(cfg: Any, craft: CraftConfig) -> None:
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)
+            point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
         session = open_session(cfg, craft, accelerator)
         _run(session)
         accelerator.wait_for_everyone()
-    accelerator.end_training()
 
 
 def _run(session: Session) -> None:

@@ -48,7 +48,19 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
         )
     if craft.enabled and cfg.policy.pretrained_path is None:
         raise CraftError(_NO_POLICY)
+    if craft.enabled and cfg.resume:
+        _require_same_seed(cfg)
     return cfg, craft
+
+
+def _require_same_seed(cfg: Any) -> None:
+    """The order of data and anchors is a function of seed and step: another one would mix two runs."""
+    saved = json.loads((Path(cfg.policy.pretrained_path) / "train_config.json").read_text())["seed"]
+    if saved != cfg.seed:
+        raise CraftError(
+            f"the run was begun with --seed={saved} and cannot go on with --seed={cfg.seed}, which would repeat some "
+            "frames and leave out others: leave out --seed, or start a new run"
+        )
 
 
 def _make_way(argv: Sequence[str]) -> None:

@@ -23,6 +23,7 @@ from lerobot_craft.training.output.checkpoints import (
     last_checkpoint,
     load_craft_state,
     point_last_at,
+    point_last_at_resumed,
     resume_command,
     save_craft_state,
     whole_or_not_at_all,
@@ -297,3 +298,16 @@ def test_a_checkpoint_of_lerobot_train_has_no_state_to_resume(run):
 def test_a_state_that_json_cannot_keep_is_refused_when_it_is_saved(run):
     with pytest.raises(ValueError, match="finite"):
         save_craft_state(run, {"lambda": float("nan")})
+
+
+def test_last_is_where_a_resumed_run_goes_on_from(run, tmp_path):
+    save(run, "000020", "new")
+    link = run / "checkpoints" / "last"
+    point_last_at(run / "checkpoints" / "000010")  # a kill came before the link was set again
+    point_last_at_resumed(run, run / "checkpoints" / "000020")
+    assert link.readlink() == Path("000020")
+    point_last_at_resumed(run, link)
+    assert link.readlink() == Path("000020")
+    save(tmp_path / "other", "000030", "another run's")
+    point_last_at_resumed(run, tmp_path / "other" / "checkpoints" / "000030")
+    assert link.readlink() == Path("000020")

@@ -287,3 +287,14 @@ def test_everything_kept_or_printed_is_explained(request):
     text = (Path(request.config.rootpath) / "docs" / "metrics.md").read_text()
     for key in {*history_columns(["<task>"]), *_STEP_LINE, "step", "retention_s"}:
         assert f"| `{key}` |" in text, f"docs/metrics.md has no line for {key}"
+
+
+def test_a_link_is_not_followed_to_a_file_that_a_resume_would_cut(tmp_path):
+    precious = tmp_path / "token"
+    precious.write_text("no newline at its end")
+    write(tmp_path, [1, 2, 3])
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to(precious)
+    with pytest.raises(CraftError, match=r"metrics\.jsonl is a link"):
+        write(tmp_path, [3, 4], resume_step=2)
+    assert precious.read_text() == "no newline at its end"

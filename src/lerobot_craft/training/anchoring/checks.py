@@ -105,13 +105,13 @@ def _reproduction(context: Context, anchors: Anchors) -> Reproduction:
         return reproduce(anchors.loader, student, _REPRODUCED, _TOGETHER)
     adapter = adapter_for(student.config)
     chosen = torch.arange(min(_REPRODUCED, anchors.num_anchors))
-    largest = 0.0
+    found = []
     with torch.no_grad(), mode(student.policy, train=adapter.train_mode):
         for indices in chosen.split(_TOGETHER):
             deviation = relative_deviation(adapter, student, anchors.take(indices), anchors.retained)
-            largest = max(largest, float(deviation.max()))
+            found.append(deviation.max())
     dtype = autocast_dtype(context.teacher.config) or _widest_dtype(context)
-    return Reproduction(len(chosen), largest, floor_of(dtype, adapter, anchors.retained))
+    return Reproduction(len(chosen), float(torch.stack(found).max()), floor_of(dtype, adapter, anchors.retained))
 
 
 def _widest_dtype(context: Context) -> str:

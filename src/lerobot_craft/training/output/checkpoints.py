@@ -82,6 +82,16 @@ def point_last_at(checkpoint_dir: Path) -> None:
         sync_directory(last.parent)
 
 
+def point_last_at_resumed(output_dir: Path, checkpoint_dir: Path) -> None:
+    """Makes `last` the checkpoint that a run goes on from: a kill may have come between its name and the link.
+
+    A run that was killed right after its final checkpoint takes no further step, and would never set the link again.
+    """
+    resumed = checkpoint_dir.resolve()
+    if resumed.parent == (output_dir / CHECKPOINTS).resolve() and _STEP.fullmatch(resumed.name):
+        point_last_at(output_dir / CHECKPOINTS / resumed.name)
+
+
 def last_checkpoint(output_dir: Path) -> Path | None:
     """The checkpoint with the highest step that training can go on from, or None."""
     directory = output_dir / CHECKPOINTS

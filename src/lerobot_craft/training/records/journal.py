@@ -163,6 +163,11 @@ def _begin(path: Path, head: bytes) -> None:
 
 def _go_on(path: Path, head: bytes, resume_step: int) -> None:
     """Cut off what was written after `resume_step`, and a line that a kill left unfinished."""
+    if path.is_symlink():
+        raise CraftError(
+            f"{path} is a link, and going on would cut the file that it leads to: put the file itself there, or move "
+            "the link away."
+        )
     if not path.exists(follow_symlinks=False):
         logging.warning("%s is missing: it begins anew after step %d", path, resume_step)
         write_atomically(path, head)

@@ -1,0 +1,86 @@
+"""Every fault that the tests know, and what came of it, counted. `make faults` runs this.
+
+The counts come from the tests themselves (tests/faults, and those of the cache's storage), long versions included; a
+test that fails stops the count from being written. The table of docs/reliability.md is made from the newest counts.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+RESULTS = Path(__file__).parent / "results"
+BEGIN, END = "<!-- counts: written by make faults -->", "<!-- end of counts -->"
+TESTS = ("tests/faults", "tests/anchors/test_faults.py", "tests/anchors/test_lies.py", "tests/training/output")
+
+
+def table(report: dict[str, Any]) -> str:
+    """The counts as the page shows them."""
+    rows = [
+        f"| {fault} | {outcome} | {times} |"
+        for fault, outcomes in sorted(report["counts"].items())
+        for outcome, times in sorted(outcomes.items())
+    ]
+    head = f"{report['date']}, {report['tests']} tests, torch {report['torch']}, {report['machine']}."
+    return "\n".join([head, "", "| fault | what came of it | times |", "|---|---|---|", *rows])
+
+
+def newest(results: Path = RESULTS) -> dict[str, Any]:
+    """The last counts that were written."""
+    report: dict[str, Any] = json.loads(max(results.glob("faults-*.json")).read_text())
+    return report
+
+
+def on_page(page: str, report: dict[str, Any]) -> str:
+    """The page with these counts in its table."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table(report)}\n{END}{after}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest is given (default: all tests of faults)")
+    options = parser.parse_args(arguments)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        counted = Path(scratch) / "counts.json"
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--fault-counts={counted}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        code = subprocess.run([*pytest, *options.tests], cwd=ROOT, env=environment).returncode  # noqa: S603  # our own
+        if code:
+            return code
+        found = json.loads(counted.read_text())
+    import torch
+
+    report = {
+        "benchmark": "faults",
+        "date": datetime.now(UTC).date().isoformat(),
+        "tests": found["passed"],
+        "skipped": found["skipped"],
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "torch": torch.__version__,
+        "machine": f"{platform.system()} {platform.machine()}",
+        "counts": found["counts"],
+    }
+    path = options.output_dir / f"faults-{report['date']}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=2) + "\n")
+    options.page.write_text(on_page(options.page.read_text(), report))
+    print(f"\nwritten to {path} and {options.page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

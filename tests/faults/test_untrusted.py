@@ -1,0 +1,173 @@
+"""A cache and a checkpoint are data: whatever code lies in them stays asleep unless somebody says that it may run.
+
+Each planted file would make a canary sing: a file appears. With CRAFT_TRUST_REMOTE_CODE=1 it does, so the traps work.
+"""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.foreign_code import TRUST
+from lerobot_craft.teacher.load import load_teacher
+from tests.anchors.small_cache import assert_refused, build_cache, put, use
+from tests.anchors.test_lies import edit_manifest
+from tests.teacher.test_pi0_fast import edit_json, move_tokenizers
+
+PICKLES = ("pytorch_model.bin", "model.pt", "model.pkl", "optimizer.pt", "scheduler.pt", "random_states_0.pkl")
+
+
+class Trap:
+    """Unpickling it creates a file."""
+
+    def __init__(self, canary):
+        self._canary = canary
+
+    def __reduce__(self):
+        return Path.touch, (self._canary,)
+
+
+@pytest.fixture
+def canary(tmp_path):
+    return tmp_path / "canary"
+
+
+def plant_pickles(directory, canary):
+    for name in PICKLES:
+        (directory / name).write_bytes(pickle.dumps(Trap(canary)))
+
+
+def test_the_trap_works(canary, tmp_path):
+    plant_pickles(tmp_path, canary)
+    pickle.loads((tmp_path / PICKLES[0]).read_bytes())  # noqa: S301  # that is the point
+    assert canary.exists()
+
+
+def test_pickles_stay_asleep_in_a_checkpoint_and_in_a_cache(checkpoints, canary, tmp_path):
+    policy = shutil.copytree(checkpoints("act"), tmp_path / "policy")
+    build_cache(tmp_path / "cache")
+    for directory in (policy, tmp_path / "cache"):
+        plant_pickles(directory, canary)
+    load_teacher(policy)
+    use(tmp_path / "cache", verify=True)
+    assert not canary.exists()
+
+
+@pytest.mark.slow  # two runs
+@pytest.mark.timeout(300)
+def test_pickles_stay_asleep_in_checkpoints_caches_and_resumed_runs(
+    checkpoints, build, train_flags, craft_train, canary, tmp_path, tally
+):
+    policy = shutil.copytree(checkpoints("act"), tmp_path / "policy")
+    cache, run = build("act", retention_mode="action"), tmp_path / "run"
+    for directory in (policy, cache):
+        plant_pickles(directory, canary)
+    own = ["--craft.enabled=true", "--craft.retention_mode=action", f"--craft.anchor_cache_dir={cache}"]
+    assert craft_train(*train_flags("act", run, policy__path=policy, steps=1), *own) == 0
+    for part in ("pretrained_model", "training_state"):
+        plant_pickles(run / "checkpoints/last" / part, canary)
+    settings = run / "checkpoints/last/pretrained_model/train_config.json"
+    assert craft_train(f"--config_path={settings}", "--resume=true", "--steps=2") == 0
+    assert not canary.exists()
+    tally.add("planted pickles", "asleep", 4 * len(PICKLES))
+
+
+def test_a_processor_step_may_not_be_any_class(checkpoints, canary, tmp_path, monkeypatch, tally):
+    policy = shutil.copytree(checkpoints("act"), tmp_path / "policy")
+    trap = {"class": "os.mkdir", "config": {"path": str(canary)}}
+    edit_json(policy / "policy_postprocessor.json", lambda content: content["steps"].append(trap))
+    with pytest.raises(CraftError, match=r"name 'os\.mkdir', which is no processor step"):
+        load_teacher(policy)
+    assert not canary.exists()
+    tally.add("planted processor steps", "refused")
+    monkeypatch.setenv(TRUST, "1")
+    with pytest.raises((CraftError, TypeError, AttributeError)):  # lerobot called it, and has no step in its hands
+        load_teacher(policy)
+    assert canary.exists()
+
+
+def test_a_processor_step_may_not_be_any_class_in_training_either(
+    checkpoints, train_flags, craft_train, canary, tmp_path, capfd
+):
+    policy = shutil.copytree(checkpoints("act"), tmp_path / "policy")
+    trap = {"class": "os.mkdir", "config": {"path": str(canary)}}
+    edit_json(policy / "policy_preprocessor.json", lambda content: content["steps"].insert(0, trap))
+    for enabled in ("false", "true"):
+        own = [f"--craft.enabled={enabled}", "--craft.method=naive"]
+        assert craft_train(*train_flags("act", tmp_path / "run", policy__path=policy), *own) == 2
+        assert "name 'os.mkdir', which is no processor step" in capfd.readouterr().err
+    assert not canary.exists()
+
+
+@pytest.fixture
+def pi0_fast(checkpoints, tmp_path):
+    """A checkpoint whose tokenizers a test may tamper with."""
+    policy = shutil.copytree(checkpoints("pi0_fast"), tmp_path / "pi0_fast")
+    move_tokenizers(policy, tmp_path / "assets")
+    return policy
+
+
+def test_a_tokenizer_with_code_of_its_own_is_refused(pi0_fast, canary, tmp_path, monkeypatch, tally):
+    (module,) = (tmp_path / "assets").rglob("*.py")
+    load_teacher(pi0_fast)  # that module is a copy of ours
+    module.write_text(f"import pathlib\npathlib.Path({str(canary)!r}).touch()\n{module.read_text()}")
+    with pytest.raises(CraftError, match=rf"brings code of its own \({module.name}\), which lerobot would run"):
+        load_teacher(pi0_fast)
+    assert not canary.exists()
+    tally.add("planted tokenizer modules", "refused")
+    monkeypatch.setenv(TRUST, "1")
+    load_teacher(pi0_fast)
+    assert canary.exists()
+
+
+def test_code_beside_a_tokenizer_that_names_no_code_stays_asleep(checkpoints, canary, tmp_path, tally):
+    policy = shutil.copytree(checkpoints("smolvla"), tmp_path / "policy")
+    before = Path(json.loads((policy / "config.json").read_text())["vlm_model_name"])
+    vlm = shutil.copytree(before, tmp_path / "vlm")
+    for file in (policy / "config.json", policy / "policy_preprocessor.json"):
+        file.write_text(file.read_text().replace(str(before), str(vlm)))
+    (vlm / "trap.py").write_text(f"import pathlib\npathlib.Path({str(canary)!r}).touch()\nclass Trap: pass\n")
+    settings = vlm / "tokenizer_config.json"
+    edit_json(settings, lambda content: content.update(auto_map={"AutoTokenizer": [None, "trap.Trap"]}))
+    load_teacher(policy)  # lerobot asks transformers for its own class, which it prefers
+    assert not canary.exists()
+    tally.add("planted tokenizer modules", "asleep")
+
+
+def test_a_manifest_cannot_make_us_read_elsewhere(tmp_path, tally):
+    secret = tmp_path / "secret.safetensors"
+    ways = ("/etc/hostname", str(secret), "../secret.safetensors", "/dev/zero", "sub/../../secret.safetensors", "", ".")
+    for number, way in enumerate(ways):
+        cache = tmp_path / f"cache_{number}"
+        build_cache(cache)
+        shutil.copy(cache / "shard-00000.safetensors", secret)
+        edit_manifest(cache, lambda content, way=way: content["shards"][0].update(file=way))
+        assert_refused(cache)
+        tally.add("paths out of a cache", "refused")
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/urandom", "/dev/full", "/dev/stdin", "/proc/self/mem"])
+def test_a_link_to_a_device_is_refused_and_one_to_other_bytes_too(device, tmp_path, tally):
+    for name in ("manifest.json", "manifest.sha256", "shard-00001.safetensors"):
+        cache = tmp_path / name
+        build_cache(cache)
+        (cache / name).unlink()
+        (cache / name).symlink_to(device)
+        assert_refused(cache)
+        tally.add("paths out of a cache", "refused")
+
+
+def test_a_link_is_followed_to_the_right_bytes_only(tmp_path):
+    # The Hub's own download directory is made of links: these must work, and no others can do harm.
+    build_cache(tmp_path / "cache")
+    shard = tmp_path / "cache" / "shard-00001.safetensors"
+    blob = shutil.move(shard, tmp_path / "blob")
+    shard.symlink_to(blob)
+    use(tmp_path / "cache", verify=True)
+    data = bytearray(Path(blob).read_bytes())
+    data[-1] ^= 1
+    put(Path(blob), data)
+    assert_refused(tmp_path / "cache")
