@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]  # where `tests` is imported from
+_GRACE_S = 5.0  # for ranks whose peer has failed, to say what they have to say
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -64,15 +66,27 @@ class WarmProcess:
             bufsize=1,
         )
 
-    def start(self, argv: list[str], log: Path, largest_file: int | None = None) -> Command:
-        """Start `craft ARGV`; no file may grow beyond `largest_file` bytes (`ulimit -f`)."""
-        json.dump({"argv": argv, "log": str(log), "largest_file": largest_file}, self._process.stdin)
+    def start(
+        self,
+        argv: list[str],
+        log: Path,
+        largest_file: int | None = None,
+        ranks: int = 1,
+        env: dict[str, str] | None = None,
+    ) -> Command:
+        """Start `craft ARGV`; no file may grow beyond `largest_file` bytes (`ulimit -f`).
+
+        With several `ranks` there are as many processes, which find each other as those of torchrun do. The others
+        say what they say into files beside `log`: `rank_log`.
+        """
+        order = {"argv": argv, "log": str(log), "largest_file": largest_file, "ranks": ranks, "env": env or {}}
+        json.dump(order, self._process.stdin)
         self._process.stdin.write("\n")
         return Command(self._process, log)
 
-    def run(self, argv: list[str], log: Path, largest_file: int | None = None) -> int:
-        """Start a command and wait for its exit code."""
-        return self.start(argv, log, largest_file).wait()
+    def run(self, argv: list[str], log: Path, **options) -> int:
+        """Start a command and wait for its exit code; of several ranks, the first that is not 0."""
+        return self.start(argv, log, **options).wait()
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -88,11 +102,17 @@ def warm_process(tmp_path_factory):
     process.close()
 
 
-def _run(argv: list[str], log: str, largest_file: int | None) -> int:
+def rank_log(log: Path, rank: int) -> Path:
+    """What a rank says."""
+    return log.with_name(f"{log.name}.{rank}") if rank else log
+
+
+def _run(argv: list[str], log: str, largest_file: int | None, env: dict[str, str]) -> int:
     import resource
 
     from lerobot_craft.cli import main
 
+    os.environ.update(env)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -121,12 +141,47 @@ def _serve() -> int:
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # an allocator's thread: it can
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in pytest closes our input: that ends this process
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            return _run(**json.loads(line))
-        _say(child)
-        _say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        order = json.loads(line)
+        ranks, log, env = order.pop("ranks"), Path(order.pop("log")), order.pop("env")
+        meeting = _meeting(ranks) if ranks > 1 else {}
+        children = []
+        for rank in range(ranks):
+            child = os.fork()
+            if child == 0:
+                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
+                return _run(**order, log=str(rank_log(log, rank)), env={**env, **meeting, **own})
+            children.append(child)
+        _say(children[0])
+        _say(_wait_for(children))
     return 0
+
+
+def _meeting(ranks: int) -> dict[str, str]:
+    """What torchrun tells its processes, but for their own numbers."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+    return {**world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _wait_for(children: list[int]) -> int:
+    """The first exit code that is not 0, or 0. As torchrun does, end the others when one has failed."""
+    left, failed, until = set(children), 0, None
+    while left:
+        if until is not None and time.monotonic() > until:
+            for child in left:
+                os.kill(child, signal.SIGKILL)
+        for child in sorted(left):
+            pid, status = os.waitpid(child, os.WNOHANG)
+            if pid == 0:
+                continue
+            left.remove(child)
+            code = os.waitstatus_to_exitcode(status)
+            if code != 0 and failed == 0:
+                failed, until = code, time.monotonic() + _GRACE_S
+        time.sleep(0.002)
+    return failed
 
 
 if __name__ == "__main__":
