@@ -6,10 +6,11 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.testing import assert_close
 
 from lerobot_craft.training.records.journal import read_history
-from tests.distributed.conftest import Run
+from tests.distributed.conftest import ANCHORS, PACKAGE, SAMPLES, Run
 from tests.distributed.per_sample.modeling_per_sample import DIVERGE
 from tests.warm_process import environment
 
@@ -64,7 +65,7 @@ def assert_same_run(many: Run, one: Run, rel: float = 1e-3) -> None:
 
 def assert_worth_comparing(run: Run) -> None:
     """Gradients conflicted and were projected, multipliers moved each in its own way, and some steps had no anchors."""
-    history = read_history(run.output)
+    history = list(read_history(run.output))
     assert any(row["conflict"] and row["cos"] < -0.01 for row in history)
     assert len({round(value, 3) for name, value in history[-1].items() if name.startswith("lambda/")}) > 1
     assert history[-1]["lambda"] > history[0]["lambda"]
@@ -157,3 +158,35 @@ def test_a_rank_that_goes_its_own_way_stops_the_run(train):
         assert "after step 2 the weights on rank 1 are not those of the other 1 rank (first: model." in sentence
         assert "start again" in sentence
     assert not run.checkpoint.exists()
+
+
+SHARDED = {
+    "smolvla": SMOLVLA_HIDDEN | OLD_FRAMES,
+    "pi0_fast": OLD_FRAMES,
+}
+
+
+@pytest.mark.slow  # four runs
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy_type", SHARDED)
+def test_a_sharded_run_is_a_whole_one_and_so_are_its_checkpoints(policy_type, train, warm_process, tmp_path):
+    settings = {**BUDGET, **K_STEP, **SHARDED[policy_type], "optimizer__momentum": 0.5}
+    one = train(policy_type, 1, **settings, steps=6)
+    two = train(policy_type, 2, **settings, steps=6, save_freq=3, craft__shard="true")
+    assert_same_run(two, one)
+    assert_worth_comparing(two)
+    moments = [load_file(run.checkpoint / "training_state/optimizer_state.safetensors") for run in (one, two)]
+    assert moments[0].keys() == moments[1].keys()
+    for name, moment in moments[0].items():
+        assert_close(moments[1][name], moment, rtol=1e-4, atol=1e-5)
+    trace, weights = two.metrics, two.weights
+    middle = two.output / "checkpoints/000003/pretrained_model/train_config.json"
+    argv = ["train", f"--config_path={middle}", "--resume=true", f"--discover_packages_path={PACKAGE}"]
+    assert warm_process.run(argv, tmp_path / "log_resumed", ranks=2) == 0, (tmp_path / "log_resumed").read_text()[
+        -2000:
+    ]
+    assert two.metrics == trace, "sharded again: to the bit"
+    assert all(torch.equal(weight, weights[name]) for name, weight in two.weights.items())
+    alone = [*argv, "--craft.shard=false", f"--batch_size={SAMPLES}", f"--craft.anchor_batch_size={ANCHORS}"]
+    assert warm_process.run(alone, log) == 0, log.read_text()[-2000:]
+    assert_same_run(two, one)

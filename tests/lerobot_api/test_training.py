@@ -228,17 +228,6 @@ def test_accelerate_is_asked_for_what_lerobot_train_asks_for(policy, launched, m
     assert ours == lerobots
 
 
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_parts_of_parameters_are_refused(kind, monkeypatch):
-    from accelerate.utils import DistributedType
-
-    sharding = SimpleNamespace(distributed_type=DistributedType[kind])
-    monkeypatch.setattr("accelerate.Accelerator", lambda **_: sharding)
-    monkeypatch.setattr("lerobot.utils.utils.init_logging", lambda **_: None)
-    with pytest.raises(CraftError, match=rf"shares work by DDP.*{kind}"):
-        make_accelerator(SimpleNamespace(policy=SimpleNamespace(device="cpu")))
-
-
 def test_a_dataset_that_is_not_there_is_one_sentence(accelerator, teachers, tmp_path):
     from lerobot.configs.default import DatasetConfig
     from lerobot.configs.train import TrainPipelineConfig

@@ -29,7 +29,7 @@ def make_masters(
     if not craft.enabled:
         return None
     if not craft.master_weights:
-        _warn_of_rounding(cfg, policy)
+        _warn_of_rounding(optimizer)
         return None
     masters = MasterWeights(optimizer, policy.named_parameters())
     if not masters.copies:
@@ -72,12 +72,13 @@ def _read(directory: Path, masters: MasterWeights) -> dict[str, Tensor]:
     return saved
 
 
-def _warn_of_rounding(cfg: Any, policy: nn.Module) -> None:
-    trained = [p for p in policy.parameters() if p.requires_grad]
+def _warn_of_rounding(optimizer: torch.optim.Optimizer) -> None:
+    trained: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
     rounded = sum(p.numel() for p in trained if p.dtype == torch.bfloat16)
+    rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)  # a schedule may begin at 0
     if rounded:
         logger.warning(
             "%.0f %% of the trained weights are bfloat16: at a learning rate of %.2g most of their updates are lost to "
             "rounding; --craft.master_weights=true keeps them (docs/scaling.md)",
-            *(100 * rounded / sum(p.numel() for p in trained), cfg.optimizer.lr),
+            *(100 * rounded / sum(p.numel() for p in trained), rate),
         )
