@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lerobot_craft.core.master_weights import MasterWeights
+from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.teacher.load import load_teacher
 from lerobot_craft.tiny.checkpoints import make_checkpoint
@@ -56,7 +57,6 @@ def main() -> None:
 def prepare(directory: Path) -> tuple[nn.Module, list[dict[str, Any]]]:
     """A policy and what it sees of the batches of a small dataset."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
-    from lerobot.policies.factory import resolve_delta_timestamps
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
     make_local_dataset(directory / "data", ["push the cube"], image_size=64)
@@ -71,8 +71,7 @@ def prepare(directory: Path) -> tuple[nn.Module, list[dict[str, Any]]]:
         instructions=["push the cube"],
     )
     teacher = load_teacher(checkpoint, ("--device=cpu",))
-    deltas = resolve_delta_timestamps(teacher.config, meta)
-    dataset = LeRobotDataset("local/data", root=directory / "data", delta_timestamps=deltas)
+    dataset = open_dataset("local/data", str(directory / "data"), policy_config=teacher.config)
     loader = torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, drop_last=True)
     return teacher.policy, [policy_batch(raw, meta.camera_keys, teacher.preprocessor) for raw in loader]
 
@@ -85,7 +84,6 @@ def run(dtype: torch.dtype, make_step: Callable[..., Step]) -> Callable[..., Mea
     def way(policy: nn.Module, batches: list[dict[str, Any]], steps: int, seed: int) -> Measured:
         torch.manual_seed(seed)
         student = copy.deepcopy(policy).train().to(dtype)
-        student.config.dtype = str(dtype).removeprefix("torch.")  # type: ignore[union-attr]
         named = dict(student.named_parameters())
         parameters = list(named.values())
         optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)

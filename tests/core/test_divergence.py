@@ -8,13 +8,17 @@ from lerobot_craft.core.divergence import checksum, find_divergence
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
-def test_a_checksum_is_the_sum_of_the_bits_block_by_block(dtype, monkeypatch):
-    tensor = torch.randn(7, 5).to(dtype)
-    whole = checksum(tensor)
-    assert whole.dtype == torch.int64
+@pytest.mark.parametrize("first", [0, 1])
+def test_every_element_counts_wherever_a_tensor_begins_and_ends(dtype, first, monkeypatch):
     monkeypatch.setattr(divergence, "_BLOCK", 4)
-    assert checksum(tensor) == whole
-    assert checksum(tensor.T) == whole, "also of a tensor with another layout"
+    tensor = torch.zeros(24).to(dtype)[first:]
+    sums = {int(checksum(tensor))}
+    for index in range(len(tensor)):
+        tensor[index] = 1
+        sums.add(int(checksum(tensor)))
+    assert len(sums) == len(tensor) + 1
+    assert checksum(tensor).dtype == torch.int64
+    assert checksum(tensor[:0]) == 0
 
 
 @pytest.mark.parametrize("value", [1.0, -0.0, float("nan"), float("inf"), 1e-45])

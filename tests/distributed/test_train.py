@@ -106,7 +106,7 @@ def test_many_processes_are_one_with_a_larger_batch(name, ranks, train):
 
 @pytest.mark.slow  # processes that import lerobot
 @pytest.mark.timeout(900)
-def test_accelerate_launch(train, flags_of, tmp_path):
+def test_accelerate_launch(train, flags_of, per_sample, tmp_path):
     """Its own launcher starts the processes. Adam, as the policy's preset has it, in place of SGD."""
     adam = {"use_policy_training_preset": "true", "optimizer__type": None, "optimizer__lr": None}
     adam |= {"optimizer__grad_clip_norm": None, "scheduler__type": None, "scheduler__num_warmup_steps": None}
@@ -123,8 +123,13 @@ def test_accelerate_launch(train, flags_of, tmp_path):
         assert mine["loss"] == pytest.approx(expected["loss"], rel=1e-4)
         assert mine["task_norm"] == pytest.approx(expected["task_norm"], rel=1e-3)
     # Where a gradient is zero but for rounding, Adam takes whole steps of it: few weights, and no function of them.
-    squares = [((launched.weights[name] - w) ** 2).sum() / (w**2).sum() for name, w in one.weights.items()]
-    assert math.sqrt(max(squares)) < 0.02
+    mine, expected = launched.weights, one.weights
+    start = load_file(per_sample("pi0_fast") / "model.safetensors")
+    apart, moved = (
+        math.sqrt(sum((weight - other[name]).square().sum() for name, weight in expected.items()))
+        for other in (mine, start)
+    )
+    assert apart < 0.1 * moved
 
 
 @pytest.mark.slow  # three runs
@@ -182,9 +187,8 @@ def test_a_sharded_run_is_a_whole_one_and_so_are_its_checkpoints(policy_type, tr
     trace, weights = two.metrics, two.weights
     middle = two.output / "checkpoints/000003/pretrained_model/train_config.json"
     argv = ["train", f"--config_path={middle}", "--resume=true", f"--discover_packages_path={PACKAGE}"]
-    assert warm_process.run(argv, tmp_path / "log_resumed", ranks=2) == 0, (tmp_path / "log_resumed").read_text()[
-        -2000:
-    ]
+    log = tmp_path / "log_again"
+    assert warm_process.run(argv, log, ranks=2) == 0, log.read_text()[-2000:]
     assert two.metrics == trace, "sharded again: to the bit"
     assert all(torch.equal(weight, weights[name]) for name, weight in two.weights.items())
     alone = [*argv, "--craft.shard=false", f"--batch_size={SAMPLES}", f"--craft.anchor_batch_size={ANCHORS}"]

@@ -104,6 +104,9 @@ OTHER = {
     "freeze": "readout,*.vision*",
     "log_craft_metrics_freq": 9,
     "probe_anchors": 8,
+    "shard": True,
+    "master_weights": True,
+    "check_ranks_freq": 7,
     "save_lambda_history": False,
 }
 PER_TOKEN = OTHER | {"per_token": True, "pooling": None}
