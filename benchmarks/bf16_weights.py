@@ -14,13 +14,15 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.lerobot_api.datasets import open_dataset
+from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
-from lerobot_craft.teacher.load import load_teacher
+from lerobot_craft.teacher.load import Teacher, load_teacher
 from lerobot_craft.tiny.checkpoints import make_checkpoint
 from lerobot_craft.tiny.datasets import make_local_dataset
 
@@ -30,80 +32,83 @@ BATCH_SIZE = 8
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--seeds", type=int, default=3)
-    steps, seeds = (value := parser.parse_args()).steps, value.seeds
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seeds", type=int, default=2)
+    options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
-        policy, batches = prepare(Path(directory))
+        checkpoint, data = prepare(Path(directory))
+        policies = {dtype: load_teacher(checkpoint, (f"--dtype={dtype}",)) for dtype in ("float32", "bfloat16")}
+        dataset = open_dataset("local/data", str(data), policy_config=policies["float32"].config)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, drop_last=True)
+        teacher = policies["float32"]
+        batches = [policy_batch(raw, dataset.meta.camera_keys, teacher.preprocessor) for raw in loader]
+    trained = list(policies["bfloat16"].policy.parameters())
+    rounded = sum(p.numel() for p in trained if p.dtype == torch.bfloat16)
     print(
-        f"pi0_fast, {sum(p.numel() for p in policy.parameters()):,} parameters, AdamW, lr {LEARNING_RATE:g}, "
-        f"{steps} steps of {BATCH_SIZE} samples, {seeds} orders of the batches\n"
+        f"lerobot's pi0_fast at {sum(p.numel() for p in trained):,} parameters, {rounded:,} of them in bfloat16; AdamW "
+        f"at {LEARNING_RATE:g}, {options.steps} steps of {BATCH_SIZE} samples, {options.seeds} orders of batches.\n"
     )
-    print("| weights | moved per step | ever moved | loss of the last 20 steps | of them lost against float32 |")
-    print("|---|---|---|---|---|")
-    start: float | None = None
-    float32: float | None = None
-    for name, way in WAYS.items():
-        runs = [way(policy, batches, steps, seed) for seed in range(seeds)]
-        moved, ever, first, last = (sum(values) / seeds for values in zip(*runs, strict=True))
-        start = first if start is None else start
-        float32 = last if float32 is None else float32
-        behind = (last - float32) / (start - float32)
-        print(f"| {name} | {moved:.1%} | {ever:.1%} | {last:.4f} | {behind:.1%} |")
-    print(f"\nLoss of the first step: {start:.4f}.")
+    print("| weights | move in a step | moved at the end | first loss | mean of the last 20 | of float32's descent |")
+    print("|---|---|---|---|---|---|")
+    descent: float | None = None
+    for name, (dtype, make_step) in WAYS.items():
+        runs = [run(policies[dtype], make_step, batches, options.steps, seed) for seed in range(options.seeds)]
+        moves, moved_at_end, first, last = (sum(values) / options.seeds for values in zip(*runs, strict=True))
+        descent = first - last if descent is None else descent
+        share = (first - last) / descent
+        print(f"| {name} | {moves:.1%} | {moved_at_end:.1%} | {first:.4f} | {last:.4f} | {share:.1%} |", flush=True)
 
 
-def prepare(directory: Path) -> tuple[nn.Module, list[dict[str, Any]]]:
-    """A policy and what it sees of the batches of a small dataset."""
+def prepare(directory: Path) -> tuple[Path, Path]:
+    """Directories of a policy and of its data."""
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
-    make_local_dataset(directory / "data", ["push the cube"], image_size=64)
-    meta = LeRobotDataset("local/data", root=directory / "data").meta
-    features = dataset_to_policy_features(meta.features)
+    data = directory / "data"
+    make_local_dataset(data, ["push the cube"], image_size=64)
+    dataset = LeRobotDataset("local/data", root=data)
+    features = dataset_to_policy_features(dataset.meta.features)
+    actions = np.stack([dataset.hf_dataset[i]["action"] for i in range(len(dataset))])
     checkpoint = make_checkpoint(
         "pi0_fast",
         directory / "policy",
         output_features={"action": features.pop("action")},
         input_features=features,
-        dataset_stats=meta.stats,
+        dataset_stats=dataset.meta.stats,
         instructions=["push the cube"],
+        action_chunks=np.lib.stride_tricks.sliding_window_view(actions, 8, axis=0).transpose(0, 2, 1).copy(),
     )
-    teacher = load_teacher(checkpoint, ("--device=cpu",))
-    dataset = open_dataset("local/data", str(directory / "data"), policy_config=teacher.config)
-    loader = torch.utils.data.DataLoader(dataset, batch_size=BATCH_SIZE, drop_last=True)
-    return teacher.policy, [policy_batch(raw, meta.camera_keys, teacher.preprocessor) for raw in loader]
+    return checkpoint, data
 
 
-Measured = tuple[float, float, float, float]  # share that moves in a step, share that ever moved, first and last losses
-Step = Callable[[torch.optim.Optimizer, list[nn.Parameter]], None]
+Measured = tuple[
+    float, float, float, float
+]  # shares that move in a step and have moved at the end, first and last loss
+Step = Callable[[], None]
+MakeStep = Callable[[torch.optim.Optimizer, dict[str, nn.Parameter]], Step]
 
 
-def run(dtype: torch.dtype, make_step: Callable[..., Step]) -> Callable[..., Measured]:
-    def way(policy: nn.Module, batches: list[dict[str, Any]], steps: int, seed: int) -> Measured:
-        torch.manual_seed(seed)
-        student = copy.deepcopy(policy).train().to(dtype)
-        named = dict(student.named_parameters())
-        parameters = list(named.values())
-        optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
-        step = make_step(optimizer, named)
-        start = [p.detach().clone() for p in parameters]
-        shares, losses = [], []
-        for number in range(steps):
-            batch = batches[int(torch.randint(len(batches), ()))]
+def run(teacher: Teacher, make_step: MakeStep, batches: list[Any], steps: int, seed: int) -> Measured:
+    torch.manual_seed(seed)
+    student = copy.deepcopy(teacher.policy).train()
+    named = dict(student.named_parameters())
+    optimizer = torch.optim.AdamW(named.values(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    step = make_step(optimizer, named)
+    watched = [p for p in named.values() if p.dtype == torch.bfloat16] or list(named.values())
+    start = [p.detach().clone() for p in watched]
+    shares, losses = [], []
+    for _ in range(steps):
+        batch = batches[int(torch.randint(len(batches), ()))]
+        with autocast(teacher.config):
             loss = student(dict(batch))[0]
-            loss.backward()
-            before = [p.detach().clone() for p in parameters]
-            step(optimizer, parameters)
-            optimizer.zero_grad()
-            student.zero_grad()
-            losses.append(loss.item())
-            if number % 10 == 0:
-                shares.append(moved(parameters, before))
-        return sum(shares) / len(shares), moved(parameters, start), losses[0], sum(losses[-20:]) / 20
-
-    return way
+        loss.backward()
+        before = [p.detach().clone() for p in watched]
+        step()
+        student.zero_grad()
+        losses.append(loss.item())
+        shares.append(moved(watched, before))
+    return sum(shares) / steps, moved(watched, start), losses[0], sum(losses[-20:]) / 20
 
 
 def moved(parameters: list[nn.Parameter], before: list[Tensor]) -> float:
@@ -112,38 +117,44 @@ def moved(parameters: list[nn.Parameter], before: list[Tensor]) -> float:
 
 
 def plainly(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> Step:
-    return lambda optimizer, parameters: optimizer.step()
+    def step() -> None:
+        optimizer.step()
+
+    return step
 
 
 def with_copies(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> Step:
     MasterWeights(optimizer, named.items())
-    return lambda optimizer, parameters: optimizer.step()
+    return plainly(optimizer, named)
 
 
 def stochastically(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> Step:
     """The same float32 arithmetic of Adam, but no copy stays: each step's result is rounded up or down at random."""
     generator = torch.Generator().manual_seed(0)
+    pairs = [(p, nn.Parameter(p.detach().float())) for p in named.values()]
+    optimizer.param_groups[0]["params"] = [copied for _, copied in pairs]
 
     @torch.no_grad()
-    def step(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
-        for p, copied in zip(parameters, copies, strict=True):
+    def step() -> None:
+        for p, copied in pairs:
             copied.copy_(p)
             copied.grad = None if p.grad is None else p.grad.float()
         optimizer.step()
-        for p, copied in zip(parameters, copies, strict=True):
+        for p, copied in pairs:
+            if p.dtype == torch.float32:
+                p.copy_(copied)
+                continue
             bits = copied.view(torch.int32) + torch.randint(0, 2**16, p.shape, dtype=torch.int32, generator=generator)
             p.copy_((bits & -(2**16)).view(torch.float32))
 
-    copies = [nn.Parameter(p.detach().float()) for p in named.values()]
-    optimizer.param_groups[0]["params"] = copies
     return step
 
 
-WAYS = {
-    "float32": run(torch.float32, plainly),
-    "bfloat16": run(torch.bfloat16, plainly),
-    "bfloat16, float32 copies": run(torch.bfloat16, with_copies),
-    "bfloat16, stochastic rounding": run(torch.bfloat16, stochastically),
+WAYS: dict[str, tuple[str, MakeStep]] = {
+    "float32": ("float32", plainly),
+    "bfloat16": ("bfloat16", plainly),
+    "bfloat16, float32 copies": ("bfloat16", with_copies),
+    "bfloat16, stochastic rounding": ("bfloat16", stochastically),
 }
 
 if __name__ == "__main__":

@@ -72,7 +72,12 @@ def gather_states(policy: nn.Module, optimizer: Any, *, keep: bool) -> tuple[dic
         index: {name: _gathered(value, keep) for name, value in values.items()}
         for index, values in state["state"].items()
     }
-    weights = {name: _gathered(value, keep) for name, value in policy.state_dict().items()}
+    once: dict[int, Any] = {}  # a weight with two names is gathered once, and is still one
+    weights: dict[str, Any] = {}
+    for name, value in policy.state_dict(keep_vars=True).items():
+        if id(value) not in once:
+            once[id(value)] = _gathered(value, keep)
+        weights[name] = once[id(value)]
     return weights, {"state": moments, "param_groups": state["param_groups"]}
 
 
@@ -101,4 +106,5 @@ def _gathered(value: Any, keep: bool) -> Any:
     gathered = whole(value)
     if not isinstance(gathered, Tensor):
         return gathered
-    return gathered.detach().cpu() if keep else None
+    # A copy: what is gathered may be a view of something larger, which safetensors does not take.
+    return gathered.detach().to("cpu", copy=True) if keep else None
