@@ -1,7 +1,7 @@
 """What becomes of small updates in bfloat16 weights, and what float32 copies or stochastic rounding make of it.
 
 Plain fine-tuning of a tiny pi0_fast (lerobot's own, all sizes reduced) on the same batches in four ways, with AdamW at
-the learning rate of lerobot's preset. Prints a table; `make bench-bf16` writes it down.
+the learning rate of lerobot's preset. `make bench-bf16` prints the table.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What must be the same on every rank of a run, and what must not be."""
+"""What must be the same on every rank of a run."""
 
 import hashlib
 import json
