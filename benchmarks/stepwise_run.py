@@ -64,6 +64,7 @@ class Run:
             "craft.old_dataset.repo_id": "local/old",
             "craft.old_dataset.root": root / "old",
             "craft.num_anchors": options.anchors,
+            "craft.probe_anchors": 0,
             **{f"craft.{name}": value for name, value in variant.craft.items()},
         }
         if self.cache is not None:

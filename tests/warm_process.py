@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]  # where `tests` is imported from
+_GRACE_S = 5.0  # for ranks whose peer has failed, to say what they have to say
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -50,6 +52,32 @@ class Command:
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it ended just now
                 os.killpg(self.pid, number)
+
+
+def rank_log(log: Path, rank: int) -> Path:
+    """What a rank says."""
+    return log.with_name(f"{log.name}.{rank}") if rank else log
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _first_failure(commands: list[Command]) -> int:
+    """The first exit code that is not 0, or 0. As torchrun does, end the others when one has failed."""
+    failed, until = 0, None
+    while left := [command for command in commands if command.poll() is None]:
+        if until is not None and time.monotonic() > until:
+            for command in left:
+                command.send_signal(signal.SIGKILL)
+        for command in commands:
+            if command.exit_code and not failed:
+                failed, until = command.exit_code, time.monotonic() + _GRACE_S
+        time.sleep(0.002)
+    return failed or next((command.exit_code for command in commands if command.exit_code), 0)
 
 
 class WarmProcess:
@@ -93,9 +121,23 @@ class WarmProcess:
         self._process.stdin.write(json.dumps(request) + "\n")
         return Command(int(self._process.stdout.readline()), log)
 
-    def run(self, argv: list[str], log: Path, largest_file: int | None = None, prepare: tuple[str, ...] = ()) -> int:
-        """Start a command and wait for its exit code."""
-        return self.start(argv, log, largest_file, prepare).wait()
+    def run(
+        self, argv: list[str], log: Path, ranks: int = 1, variables: dict[str, str] | None = None, **options
+    ) -> int:
+        """Start a command and wait for its exit code; of several ranks, the first that is not 0.
+
+        Ranks find each other as those of torchrun do. All but the first say what they say into `rank_log`.
+        """
+        if ranks == 1:
+            return self.start(argv, log, variables=variables, **options).wait()
+        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        started = []
+        for rank in range(ranks):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            known = {**(variables or {}), **world, **meeting, **own}
+            started.append(self.start(argv, rank_log(log, rank), variables=known, **options))
+        return _first_failure(started)
 
     def close(self) -> None:
         self._process.stdin.close()

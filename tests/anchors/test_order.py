@@ -97,20 +97,32 @@ def test_impossible_batches_are_refused(arguments):
 def test_each_origin_fills_its_part_of_a_batch_however_few_it_has():
     few, many = torch.tensor([3, 5]), torch.arange(10, 110)
     for step in range(40):
-        indices, passes = visit([few, many], 9, seed=1, step=step)
+        indices, passes, _ = visit([few, many], 9, seed=1, step=step)
         assert torch.isin(indices[:5], few).all()
         assert torch.isin(indices[5:], many).all()
         assert passes[:5].tolist() == [(step * 5 + place) // 2 for place in range(5)]
         assert passes[5:].tolist() == [(step * 4 + place) // 100 for place in range(4)]
 
 
-@given(st.integers(2, 12), st.integers(1, 4), st.integers(0, 50))
-def test_ranks_share_each_origins_part(share, world_size, step):
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 50))
+def test_a_visit_is_the_same_however_many_ranks_share_it(batch_size, world_size, step):
     origins = [torch.arange(7), torch.arange(7, 40)]
-    together = visit(origins, 2 * share * world_size, 0, step)
-    ranks = [visit(origins, 2 * share, 0, step, rank, world_size) for rank in range(world_size)]
-    assert sorted(together.indices.tolist()) == sorted(torch.cat([rank.indices for rank in ranks]).tolist())
-    assert sorted(together.passes.tolist()) == sorted(torch.cat([rank.passes for rank in ranks]).tolist())
+    together = visit(origins, batch_size * world_size, 0, step)
+    assert together.places.tolist() == list(range(batch_size * world_size))
+    for rank in range(world_size):
+        mine = visit(origins, batch_size, 0, step, rank, world_size)
+        assert len(mine.indices) == batch_size
+        assert torch.equal(mine.indices, together.indices[mine.places])
+        assert torch.equal(mine.passes, together.passes[mine.places])
+        assert mine.places.tolist() == list(range(rank, batch_size * world_size, world_size))
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_has_its_part_of_each_origin(world_size):
+    origins = [torch.arange(7), torch.arange(7, 400)]
+    for rank in range(world_size):
+        old = (visit(origins, 4, 0, 3, rank, world_size).indices < 7).sum()
+        assert old == 2
 
 
 def test_a_batch_too_small_for_every_origin_takes_from_all_of_them_in_turn():

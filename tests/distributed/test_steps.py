@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from lerobot_craft.core import AnchorDrift, Dual, Multipliers, RetentionStep, Surgery, drift
+from lerobot_craft.core.divergence import Divergence, find_divergence
 from lerobot_craft.core.gradients import inner_products
 from tests.distributed.ranks import join_ranks, run_on_ranks
 
@@ -194,12 +195,34 @@ def signs(rank, world):
     check_replicated_and_sharded(rank, world)
 
 
-@pytest.mark.parametrize("check", [ddp_steps, fsdp_steps, signs])
-def test_two_ranks(check, tmp_path):
-    run_on_ranks(check, 2, tmp_path)
+def divergence(rank, world):
+    """A bit of one weight, or a number, on one rank: every rank is told which it is."""
+    join_ranks(rank, world)
+    torch.manual_seed(0)
+    weights = {"first": torch.randn(3, 4).bfloat16(), "second": torch.randn(5), "nan": torch.full((2,), float("nan"))}
+    numbers = {"multipliers": -(2**63)}
+    assert find_divergence(weights, numbers) is None
+    odd = world - 1
+    if rank == odd:
+        weights["second"].view(torch.int32)[3] += 1
+    assert find_divergence(weights, numbers) == Divergence([odd], "second")
+    if rank == odd:
+        weights["second"].view(torch.int32)[3] -= 1
+        numbers = {"multipliers": 5}
+    assert find_divergence(weights, numbers) == Divergence([odd], "multipliers")
+    sharded = fully_shard(nn.Linear(2, 4), mesh=init_device_mesh("cpu", (world,)))
+    assert find_divergence(dict(sharded.named_parameters())) is None, "no two ranks hold the same part"
+    if world > 2:  # most decide, not the main one
+        held = {"weight": torch.full((2,), float(rank == 0))}
+        assert find_divergence(held) == Divergence([0], "weight")
+
+
+@pytest.mark.timeout(300)
+def test_two_ranks(tmp_path):
+    run_on_ranks([ddp_steps, fsdp_steps, signs, divergence], 2, tmp_path)
 
 
 @pytest.mark.slow  # four processes on two cores
-@pytest.mark.parametrize("check", [ddp_steps, fsdp_steps, hsdp_steps])
-def test_four_ranks(check, tmp_path):
-    run_on_ranks(check, 4, tmp_path)
+@pytest.mark.timeout(600)
+def test_four_ranks(tmp_path):
+    run_on_ranks([ddp_steps, fsdp_steps, hsdp_steps, divergence], 4, tmp_path)

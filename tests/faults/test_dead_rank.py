@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from tests.distributed.ranks import free_port
 from tests.faults.runs import saved_steps
-from tests.warm_process import environment
+from tests.warm_process import environment, free_port
 
 WITHIN = 60  # seconds; torch's own limit for a rank that is there and does not answer is half an hour
 KILL, RAISE = "tests.faults.injected:kill_around_step", "tests.faults.injected:raise_around_step"

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.data import Subset
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, bytes_needed, preloaded
 from lerobot_craft.lerobot_api.preload_columns import _images, episode_bounds, numbers
+from lerobot_craft.lerobot_api.random_streams import restore_stream
 from lerobot_craft.lerobot_api.training import make_data, prepare
 from lerobot_craft.tiny.datasets import make_local_dataset
 
@@ -206,7 +206,7 @@ def test_a_resumed_run_goes_on_as_the_stock_one(workers, opened, accelerator, tm
         cfg_resumed = SimpleNamespace(**vars(cfg) | {"checkpoint_path": where})
         data = made(cfg_resumed, dataset, accelerator, preload=True, step=step)
         assert data.loader.num_workers == 0
-        resumed = data.batches(lambda where=where: train_steps.restore_rng(where))
+        resumed = data.batches(lambda where=where: restore_stream(where, 0, 7, 0))
         assert seen(resumed, len(whole) - step) == whole[step:]
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Subset
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.random_streams import restore_stream
 from lerobot_craft.lerobot_api.training import Data, _capped, make_accelerator, make_data, make_datasets, prepare
 
 BATCH_SIZE = 4
@@ -117,7 +117,7 @@ def test_a_resumed_stream_is_the_uninterrupted_one_and_so_is_the_noise(workers, 
         data = opened(changed(cfg, checkpoint_path=checkpoint), accelerator, step)
         assert (data.epoch, data.mid_epoch) == (step // PER_EPOCH, step % PER_EPOCH > 0)
         assert data.loader.iteration == data.epoch
-        resumed = data.batches(lambda where=checkpoint: train_steps.restore_rng(where))
+        resumed = data.batches(lambda where=checkpoint: restore_stream(where, 0, 7, 0))
         assert [seen_in_a_step(resumed) for _ in range(step, STEPS)] == whole[step:]
 
 
@@ -226,17 +226,6 @@ def test_accelerate_is_asked_for_what_lerobot_train_asks_for(policy, launched, m
     for asked in (ours, lerobots):
         asked["kwargs_handlers"] = [dataclasses.asdict(handler) for handler in asked["kwargs_handlers"]]
     assert ours == lerobots
-
-
-@pytest.mark.parametrize("kind", ["FSDP", "DEEPSPEED"])
-def test_parts_of_parameters_are_refused(kind, monkeypatch):
-    from accelerate.utils import DistributedType
-
-    sharding = SimpleNamespace(distributed_type=DistributedType[kind])
-    monkeypatch.setattr("accelerate.Accelerator", lambda **_: sharding)
-    monkeypatch.setattr("lerobot.utils.utils.init_logging", lambda **_: None)
-    with pytest.raises(CraftError, match=rf"shares work by DDP.*{kind}"):
-        make_accelerator(SimpleNamespace(policy=SimpleNamespace(device="cpu")))
 
 
 def test_a_dataset_that_is_not_there_is_one_sentence(accelerator, teachers, tmp_path):

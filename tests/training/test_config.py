@@ -104,6 +104,9 @@ OTHER = {
     "freeze": "readout,*.vision*",
     "log_craft_metrics_freq": 9,
     "probe_anchors": 8,
+    "shard": True,
+    "master_weights": True,
+    "check_ranks_freq": 7,
     "save_lambda_history": False,
 }
 PER_TOKEN = OTHER | {"per_token": True, "pooling": None}
@@ -190,6 +193,7 @@ REFUSED = {
     "lwf_lambda": ([0, -1, math.inf, math.nan], r"--craft.lwf_lambda must be positive and finite"),
     "log_craft_metrics_freq": ([-1], r"--craft.log_craft_metrics_freq must be 0 or more; got -1"),
     "probe_anchors": ([-1], r"--craft.probe_anchors must be 0 or more; got -1"),
+    "check_ranks_freq": ([-1], r"--craft.check_ranks_freq must be 0 or more; got -1"),
 }
 
 

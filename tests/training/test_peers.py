@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.peers import stops_with_its_peers
-from tests.distributed.ranks import free_port
+from tests.warm_process import free_port
 
 DYING = 1
 

@@ -65,7 +65,7 @@ class AnchorLoader:
 
     def batch(self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> AnchorBatch:
         """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
-        indices, passes = visit(self._origins, batch_size, seed, step, rank, world_size)
+        indices, passes, _ = visit(self._origins, batch_size, seed, step, rank, world_size)
         return self.take(indices, draw=passes)
 
     def take(self, indices: Tensor, draw: int | Tensor = 0) -> AnchorBatch:

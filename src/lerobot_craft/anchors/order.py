@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 class Visit(NamedTuple):
-    """The anchors of one step."""
+    """The anchors that one rank takes at one step."""
 
     indices: Tensor  # int64 [B]
     passes: Tensor  # int64 [B]: how often all anchors of the same origin had come before
+    places: Tensor  # int64 [B]: the place of each in the step as one process would take it
 
 
 def visit(
@@ -25,6 +26,9 @@ def visit(
     Twenty old frames beside a thousand cross anchors fill half of every batch; in one common permutation a batch of
     sixteen would hold one of them in three steps.
 
+    The step is that of one process with the batches of all ranks, and the ranks deal it out among them, so that it is
+    the same step however many share it. Each has its part of every origin.
+
     Args:
         origins: Indices of the anchors of each origin.
         batch_size: Anchors of this rank.
@@ -33,17 +37,18 @@ def visit(
         rank: This process.
         world_size: All processes.
     """
-    if batch_size < len(origins):
+    together = batch_size * world_size
+    if together < len(origins):
         origins = [torch.cat(list(origins))]
     parts = []
     for number, anchors in enumerate(origins):
-        share = batch_size // len(origins) + (number < batch_size % len(origins))
-        drawn = batch_indices(len(anchors), share, seed, step, rank, world_size)
-        first = step * share * world_size + rank * share
-        passes = (first + torch.arange(share)) // len(anchors)
+        share = together // len(origins) + (number < together % len(origins))
+        drawn = batch_indices(len(anchors), share, seed, step)
+        passes = (step * share + torch.arange(share)) // len(anchors)
         parts.append((anchors[drawn], passes))
     indices, passes = (torch.cat(columns) for columns in zip(*parts, strict=True))
-    return Visit(indices, passes)
+    places = torch.arange(rank, together, world_size)
+    return Visit(indices[places], passes[places], places)
 
 
 def by_origin(cross: Tensor) -> list[Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lerobot_craft.core.precision import widen
+from lerobot_craft.core.ranks import sum_over_ranks, world_size
 
 Gradients = Sequence[Tensor | None]
 
@@ -118,22 +119,6 @@ def average_over_ranks(
     for bucket in _buckets([g for g in filled if g is not None and not isinstance(g, DTensor)]):
         _average_bucket(bucket, world, group)
     return filled
-
-
-def world_size(group: dist.ProcessGroup | None = None) -> int:
-    """Number of ranks of the group, or of the default one; 1 without torch.distributed."""
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
-
-
-def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Sum of a small CPU tensor over ranks, on the CPU."""
-    if world_size(group) == 1:
-        return values
-    # NCCL moves device memory only.
-    device = "cuda" if dist.get_backend(group) == "nccl" else "cpu"
-    shared = values.to(device, copy=True)
-    dist.all_reduce(shared, group=group)
-    return shared.cpu()
 
 
 def local_part(gradient: Tensor) -> Tensor:

@@ -28,9 +28,8 @@ from lerobot_craft.core.gradients import (
     differentiate,
     local_part,
     squared_norm,
-    sum_over_ranks,
-    world_size,
 )
+from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.core.surgery import Gram, NonFiniteGradientError, Surgery, merge_weights
 from lerobot_craft.errors import CraftError
 

@@ -107,9 +107,20 @@ def evaluate_in_env(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], ac
 
 
 def write_checkpoint(
-    directory: Path, step: int, cfg: Any, policy: nn.Module, optimizer: Any, scheduler: Any, processors: Any, world: int
+    directory: Path,
+    step: int,
+    cfg: Any,
+    policy: nn.Module,
+    optimizer: Any,
+    scheduler: Any,
+    processors: Any,
+    world: int,
+    gathered: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> None:
-    """All files of lerobot's checkpoint, into an empty directory."""
+    """All files of lerobot's checkpoint, into an empty directory.
+
+    Of a sharded policy, `gathered` has the whole states of the policy and of the optimizer.
+    """
     from lerobot.common.train_utils import save_checkpoint
 
     save_checkpoint(
@@ -123,6 +134,8 @@ def write_checkpoint(
         postprocessor=processors[1],
         num_processes=world,
         batch_size=cfg.batch_size,
+        model_state_dict=None if gathered is None else gathered[0],
+        optim_state_dict=None if gathered is None else gathered[1],
     )
 
 
@@ -135,20 +148,23 @@ def write_policy(directory: Path, cfg: Any, policy: nn.Module, processors: tuple
         processor.save_pretrained(directory)
 
 
-def read_training_state(directory: Path, optimizer: Any, scheduler: Any) -> tuple[int, Any, Any]:
-    """Step, optimizer and schedule of a checkpoint; the random generators are set to its state too."""
+def read_training_state(directory: Path, optimizer: Any | None, scheduler: Any) -> int:
+    """Optimizer (if one is given) and schedule go on from a checkpoint, whose step is returned.
+
+    The random generators are set to its state too.
+    """
     from lerobot.common.train_utils import load_training_state
 
-    step, optimizer, scheduler = load_training_state(directory, optimizer, scheduler)
-    return step, optimizer, scheduler
+    step: int = load_training_state(directory, optimizer, scheduler, load_optimizer=optimizer is not None)[0]
+    return step
 
 
-def restore_rng(directory: Path) -> None:
-    """Set the random generators to the state of a checkpoint."""
+def read_optimizer_state(directory: Path, optimizer: Any) -> None:
+    """An optimizer, or what stands in for one, goes on from a checkpoint."""
+    from lerobot.optim import load_optimizer_state
     from lerobot.utils.constants import TRAINING_STATE_DIR
-    from lerobot.utils.random_utils import load_rng_state
 
-    load_rng_state(directory / TRAINING_STATE_DIR)
+    load_optimizer_state(optimizer, directory / TRAINING_STATE_DIR)
 
 
 @contextlib.contextmanager

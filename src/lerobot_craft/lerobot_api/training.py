@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 def make_accelerator(cfg: Any) -> Any:
     """The `Accelerator` with the device and precision that the policy's config asks for."""
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+    from accelerate.utils import DistributedDataParallelKwargs
     from lerobot.utils.utils import init_logging
 
     by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
@@ -41,11 +41,6 @@ def make_accelerator(cfg: Any) -> Any:
         cpu=cfg.policy.device == "cpu",
     )
     init_logging(accelerator=accelerator)
-    if accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-        raise CraftError(
-            f"craft train shares work by DDP, and accelerate is set to {accelerator.distributed_type.value}: run "
-            "`accelerate launch --multi_gpu ...`"
-        )
     return accelerator
 
 
@@ -178,16 +173,12 @@ def make_data(
 
 
 def prepare(
-    accelerator: Any, policy: nn.Module, optimizer: Any, scheduler: Any, data: Data
-) -> tuple[nn.Module, Any, Any]:
-    """Hand everything to accelerate; the data's loaders are replaced in place."""
+    accelerator: Any, policy: nn.Module | None, optimizer: Any, scheduler: Any, data: Data
+) -> tuple[Any, Any, Any]:
+    """Hand everything to accelerate, but a policy that is sharded already; the data's loaders are replaced in place."""
     accelerator.wait_for_everyone()
-    if data.held_out is None:
-        policy, optimizer, data.loader, scheduler = accelerator.prepare(policy, optimizer, data.loader, scheduler)
-    else:
-        policy, optimizer, data.loader, scheduler, data.held_out = accelerator.prepare(
-            policy, optimizer, data.loader, scheduler, data.held_out
-        )
+    prepared = accelerator.prepare(policy, optimizer, data.loader, scheduler, data.held_out)
+    policy, optimizer, data.loader, scheduler, data.held_out = prepared
     # accelerate's loader tells the sampler its own count of epochs, which starts at 0 in a resumed run too.
     data.loader.iteration = data.epoch
     return policy, optimizer, scheduler

@@ -51,7 +51,13 @@ _AT_LEAST_ONE = (
     "replay_frames",
     "ewc_samples",
 )
-_AT_LEAST_ZERO = ("anchor_batch_size", "epsilon_decay_steps", "log_craft_metrics_freq", "probe_anchors")
+_AT_LEAST_ZERO = (
+    "anchor_batch_size",
+    "epsilon_decay_steps",
+    "log_craft_metrics_freq",
+    "probe_anchors",
+    "check_ranks_freq",
+)
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
 
 
@@ -174,6 +180,14 @@ class CraftConfig:
     # Anchors on which the drift of the actions is measured; 0: none.
     probe_anchors: int = 32
     save_lambda_history: bool = True
+
+    # Several processes: spread the parameters over them (FSDP2), where the policy does not fit on one device.
+    shard: bool = False
+    # Let the optimizer move float32 copies of bfloat16 weights: small updates are not lost to rounding.
+    master_weights: bool = False
+    # Several processes: every so many steps, and before each checkpoint, stop if one of them holds other weights than
+    # the rest. It reads the weights once. 0: never.
+    check_ranks_freq: int = 100
 
     def __post_init__(self) -> None:
         self._check_choices()

@@ -13,9 +13,11 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from lerobot_craft.core import NonFiniteGradientError
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.random_streams import restore_stream, start_stream
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
 from lerobot_craft.training.output.saving import save
+from lerobot_craft.training.ranks import require_agreement
 from lerobot_craft.training.records.recorder import Recorder
 from lerobot_craft.training.session import Session
 
@@ -41,6 +43,8 @@ def run_steps(session: Session, recorder: Recorder) -> None:
     """All steps that are left, with logs, evaluations and checkpoints where they are due."""
     cfg, accelerator = session.cfg, session.accelerator
     tracker = train_steps.make_tracker(cfg, session.data.dataset, accelerator, session.step)
+    if session.craft.enabled and not cfg.resume:
+        start_stream(cfg.seed, accelerator.process_index)
     batches = session.data.batches(_restore_rng(session))
     session.policy.train()
     bar = tqdm(total=cfg.steps, initial=session.step, desc="Training", unit="step", disable=not recorder.shows_bar)
@@ -50,10 +54,18 @@ def run_steps(session: Session, recorder: Recorder) -> None:
             session.step += 1
             bar.update()
             recorder.after_step(session, tracker, bar)
+            saves = train_steps.should_save(session.step, cfg)
+            _check_ranks(session, saves)
             _evaluate_held_out(session, recorder)
-            if train_steps.should_save(session.step, cfg):
+            if saves:
                 save(session, recorder)
             _evaluate_in_env(session, recorder)
+
+
+def _check_ranks(session: Session, saves: bool) -> None:
+    every = session.craft.check_ranks_freq
+    if session.craft.enabled and every > 0 and (saves or session.step % every == 0):
+        require_agreement(session)
 
 
 @contextmanager
@@ -70,9 +82,11 @@ def _lines_above_the_bar() -> Iterator[None]:
 
 
 def _restore_rng(session: Session) -> Any | None:
-    if not session.cfg.resume:
+    cfg = session.cfg
+    if not cfg.resume:
         return None
-    return lambda: train_steps.restore_rng(session.cfg.checkpoint_path)
+    rank = session.accelerator.process_index if session.craft.enabled else 0  # lerobot-train: the main one's for all
+    return lambda: restore_stream(cfg.checkpoint_path, rank, cfg.seed, session.step)
 
 
 def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lerobot_craft.core.gradients import world_size
+from lerobot_craft.core.ranks import world_size
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
 

@@ -3,13 +3,12 @@
 import contextlib
 import dataclasses
 import logging
-import time
 from functools import partial
 from typing import Any
 
 from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.launch import check_launch
 from lerobot_craft.lerobot_api.training import make_accelerator
-from lerobot_craft.training.anchoring.probed import make_probe
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
 from lerobot_craft.training.output.checkpoints import clear_leftovers, point_last_at_resumed
@@ -30,6 +29,7 @@ def train(cfg: Any, craft: CraftConfig) -> None:
         craft: `--craft.*`.
     """
     accelerator = make_accelerator(cfg)
+    check_launch(cfg, accelerator, enabled=craft.enabled)
     with stops_with_its_peers(cfg.output_dir):
         _train(cfg, craft, accelerator)
     accelerator.end_training()
@@ -54,11 +54,7 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any) -> None:
 
 def _run(session: Session) -> None:
     cfg = session.cfg
-    began = time.perf_counter()
-    with train_steps.undisturbed_rng():
-        probe = make_probe(session.method, cfg.output_dir) if session.craft.enabled else None
-    session.start_s += time.perf_counter() - began
-    with contextlib.closing(Recorder(session, probe)) as recorder:
+    with contextlib.closing(Recorder(session, session.probe)) as recorder:
         recorder.announce(session)
         run_steps(session, recorder)
         if session.accelerator.is_main_process:

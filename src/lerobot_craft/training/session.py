@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from lerobot_craft.core.master_weights import MasterWeights
+from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
@@ -17,10 +19,14 @@ from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats
 from lerobot_craft.teacher.weights import check_weights, require_weights
+from lerobot_craft.training.anchoring.probe import ActionProbe
+from lerobot_craft.training.anchoring.probed import make_probe
 from lerobot_craft.training.config import CraftConfig, Normalization
+from lerobot_craft.training.master_weights import make_masters
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.methods.registry import make_method
 from lerobot_craft.training.output.checkpoints import load_craft_state
+from lerobot_craft.training.sharding import check_sharding, read_sharded_optimizer, shard_policy
 from lerobot_craft.training.statistics.kept_range import warning_lines
 from lerobot_craft.training.statistics.normalization import as_stats, check_features, make_processors
 
@@ -45,6 +51,8 @@ class Session:
         origin: Checkpoint directory and fingerprint of the policy before fine-tuning; None without CRaFT.
         step: Steps that were taken already.
         start_s: Seconds that the method took before the first step.
+        probe: Measures the drift of the actions; None where nothing is known to measure it on.
+        masters: Float32 copies of bfloat16 weights; None where they were not asked for.
     """
 
     cfg: Any
@@ -60,10 +68,14 @@ class Session:
     origin: "Origin | None"
     step: int
     start_s: float = 0.0
+    probe: ActionProbe | None = None
+    masters: MasterWeights | None = None
 
     @property
     def student(self) -> nn.Module:
-        """The policy without accelerate's wrapper; PEFT's is still there."""
+        """The policy without the wrapper of accelerate or of sharding; PEFT's is still there."""
+        if isinstance(self.policy, Sharded):
+            return self.policy.module
         module: nn.Module = self.accelerator.unwrap_model(self.policy)
         return module
 
@@ -86,6 +98,8 @@ class Origin:
 
 def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
     """Make all parts, in the order in which lerobot-train does; with CRaFT on, check each as soon as it is there."""
+    if craft.shard:
+        check_sharding(cfg, craft, accelerator)
     if craft.enabled and not cfg.resume:
         require_weights(Path(cfg.policy.pretrained_path))  # before anything slow happens
     parts.seed_everything(cfg, accelerator)
@@ -102,20 +116,48 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
         if not any(parameter.requires_grad for parameter in policy.parameters()):
             raise CraftError("there is nothing to train: every parameter is frozen")
     optimizer, scheduler = parts.make_optimizer(cfg, policy)
+    masters = None if craft.shard else make_masters(cfg, craft, optimizer, policy)
     weighter = parts.make_sample_weighter(cfg, policy, accelerator.device)
     step = 0
     if cfg.resume and cfg.dataset.image_transforms.enable:
         logger.warning("image transforms draw ahead of the steps: a resumed run sees other ones than one that went on")
     if cfg.resume:
-        step, optimizer, scheduler = read_training_state(cfg.checkpoint_path, optimizer, scheduler)
+        # Of a sharded run the optimizer's state is read once there are parts to put it into.
+        step = read_training_state(cfg.checkpoint_path, None if craft.shard else optimizer, scheduler)
     data = parts.make_data(cfg, dataset, held_out, accelerator, step, preload=craft.preload)
     began = time.perf_counter()
+    probe = None
     if origin is not None:
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator)
+        with undisturbed_rng():
+            probe = make_probe(method, cfg.output_dir)
     start_s = time.perf_counter() - began
-    policy, optimizer, scheduler = parts.prepare(accelerator, policy, optimizer, scheduler, data)
+    if craft.shard:
+        wrapped: nn.Module = shard_policy(policy, optimizer, accelerator)
+        masters = make_masters(cfg, craft, optimizer, policy)
+        if cfg.resume:
+            read_sharded_optimizer(cfg.checkpoint_path, optimizer)
+        _, optimizer, scheduler = parts.prepare(accelerator, None, optimizer, scheduler, data)
+    else:
+        wrapped, optimizer, scheduler = parts.prepare(accelerator, policy, optimizer, scheduler, data)
+    if craft.enabled:
+        method.prepared()
     return Session(
-        cfg, craft, accelerator, method, policy, optimizer, scheduler, processors, data, weighter, origin, step, start_s
+        cfg,
+        craft,
+        accelerator,
+        method,
+        wrapped,
+        optimizer,
+        scheduler,
+        processors,
+        data,
+        weighter,
+        origin,
+        step,
+        start_s,
+        probe,
+        masters,
     )
 
 

@@ -23,7 +23,7 @@ from lerobot_craft.anchors.order import by_origin, visit
 from lerobot_craft.anchors.recipe import digest
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
-from lerobot_craft.core.gradients import sum_over_ranks, world_size
+from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.policies import load_policy
@@ -66,9 +66,8 @@ class OnlineAnchors:
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of a step under the noise of that step: a function of the arguments and the seed."""
-        indices, _ = visit(self._origins, batch_size, self._seed, step, rank, world_size)
-        rows = range(rank * batch_size, (rank + 1) * batch_size)
-        return self._ask(indices, visit_generators(self._seed, step, rows), self.retained)
+        indices, _, places = visit(self._origins, batch_size, self._seed, step, rank, world_size)
+        return self._ask(indices, visit_generators(self._seed, step, places.tolist()), self.retained)
 
     def take(self, indices: Tensor) -> AnchorBatch:
         """Chosen anchors, under noise of their own."""

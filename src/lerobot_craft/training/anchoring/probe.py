@@ -1,5 +1,6 @@
 """Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for."""
 
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.retained import FIXED, OWN_ERROR, Retained
 from lerobot_craft.anchors.shards import OFFSETS, ShardReader
 from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
@@ -90,10 +92,11 @@ class ActionProbe:
         with torch.no_grad(), undisturbed_rng(), mode(policy, train=self._adapter.train_mode):
             for anchors in self._batches:
                 batch = policy_inputs(anchors.raw, self._preprocessor)
+                drift_of = functools.partial(
+                    student_drift, self._adapter, policy, batch, anchors.columns, self._retained, self._loss_type
+                )
                 with autocast(self._config):
-                    drift = student_drift(
-                        self._adapter, policy, batch, anchors.columns, self._retained, self._loss_type
-                    )
+                    drift = run_in(policy, drift_of)
                 drifts.append(drift.double().cpu())
         return self._per_task(torch.cat(drifts))
 

@@ -11,6 +11,7 @@ from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.retained import PER_TOKEN
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.core import AnchorDrift, Multipliers, RetentionStep, StepReport
+from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
@@ -74,6 +75,10 @@ class Constrained(Method):
         self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
 
+    def prepared(self) -> None:
+        """Go on with the parts of a sharded policy's parameters."""
+        self._step.parameters = list[Tensor](self.context.trained)
+
     def _units(self) -> list[float] | None:
         if self.context.config.epsilon_unit == "absolute":
             return None
@@ -96,17 +101,19 @@ class Constrained(Method):
         anchors = self.batch(self._step.step // context.config.retention_freq)
         batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
         policy = unwrapped(context.policy)
+        drift = functools.partial(
+            student_drift,
+            self._adapter,
+            policy,
+            batch,
+            anchors.columns,
+            self.anchors.retained,
+            self.loss_type,
+            draw=anchors.draw,
+            layer_scales=self._layer_scales,
+        )
         with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
-            per_sample = student_drift(
-                self._adapter,
-                policy,
-                batch,
-                anchors.columns,
-                self.anchors.retained,
-                self.loss_type,
-                draw=anchors.draw,
-                layer_scales=self._layer_scales,
-            )
+            per_sample = run_in(policy, drift)
         return AnchorDrift(per_sample, anchors.instruction if context.config.lambda_per_task else None)
 
     def batch(self, anchor_step: int) -> AnchorBatch:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lerobot_craft.core import NonFiniteGradientError
+from lerobot_craft.core.sharding import whole
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.training.config import CraftConfig
@@ -60,8 +61,8 @@ class Context:
 class Method:
     """Plain fine-tuning. A method overrides what it changes.
 
-    In this order: `freeze` (before the optimizer exists), `start` (before the first step), then for each step `extend`,
-    `backward`, `clip` and, after the optimizer, `advance`; at the end `finish`.
+    In this order: `freeze` (before the optimizer exists), `start` (on the whole policy), `prepared` (once it is
+    wrapped), then for each step `extend`, `backward`, `clip` and, after the optimizer, `advance`; at the end `finish`.
     """
 
     name: ClassVar[str] = "naive"
@@ -86,6 +87,9 @@ class Method:
         """Open anchors, copy weights, check what must hold. A `CraftError` here stops before the first step."""
         self.context = context
 
+    def prepared(self) -> None:
+        """After accelerate or sharding has the policy, whose parameters may be other objects now."""
+
     def extend(self, raw: RawBatch, step: int) -> RawBatch:
         """The batch of a step (counted from 0), before the preprocessor."""
         return raw
@@ -103,6 +107,7 @@ class Method:
             norm: Tensor = self.context.accelerator.clip_grad_norm_(parameters, max_norm)
         else:
             norm = torch.nn.utils.clip_grad_norm_(parameters, math.inf)
+        norm = whole(norm)
         if self.context.accelerator.scaler is None and not math.isfinite(norm.item()):
             raise NonFiniteGradientError("task")
         return norm

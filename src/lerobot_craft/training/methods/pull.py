@@ -13,8 +13,6 @@ from lerobot_craft.training.methods.kept_tensors import keep_start, trained_para
 from lerobot_craft.training.methods.method import Context, Cost, Method
 from lerobot_craft.training.methods.stopwatch import Stopwatch
 
-_SHARDING = {"FSDP", "DEEPSPEED", "MEGATRON_LM"}  # of accelerate's DistributedType
-
 
 class PullToStart(Method):
     """Plain fine-tuning plus strength/2 * sum_i F_i (theta_i - theta0_i)^2.
@@ -102,11 +100,10 @@ def add_pull(
 
 def require_whole_parameters(context: Context) -> None:
     """Refuse to run where a process holds only parts of the parameters."""
-    kind = context.accelerator.distributed_type
-    if kind in _SHARDING:
+    if context.config.shard:
         raise CraftError(
             f"--craft.method={context.config.method} needs whole parameters on every process: run it without "
-            f"{kind.value}"
+            "--craft.shard"
         )
 
 

@@ -2,13 +2,16 @@
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lerobot_craft.lerobot_api import train_steps
+from lerobot_craft.lerobot_api.random_streams import gather_streams, save_streams
 from lerobot_craft.lerobot_api.training import checkpoint_directory
+from lerobot_craft.training.master_weights import gather_masters, save_masters
 from lerobot_craft.training.output.checkpoints import point_last_at, save_craft_state, whole_or_not_at_all
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import save_craft_config
+from lerobot_craft.training.sharding import gather_states
 
 if TYPE_CHECKING:
     from lerobot_craft.training.records.recorder import Recorder
@@ -20,13 +23,19 @@ _PRETRAINED = "pretrained_model"
 
 def save(session: Session, recorder: "Recorder") -> None:
     """Write the checkpoint of the present step; all ranks call this, the main one writes."""
-    if session.accelerator.is_main_process:
+    main = session.accelerator.is_main_process
+    streams = gather_streams() if session.craft.enabled else []
+    gathered = gather_states(session.student, session.optimizer, keep=main) if session.craft.shard else None
+    copies = gather_masters(session.masters, keep=main)
+    if main:
         # First, so that no row of a step that the checkpoint has passed can be lost.
         recorder.flush()
         directory = checkpoint_directory(session.cfg, session.step)
         logger.info("Checkpoint policy after step %d", session.step)
         with whole_or_not_at_all(directory) as partial:
-            _write(session, partial)
+            _write(session, partial, gathered)
+            save_streams(partial, streams)
+            save_masters(partial, copies)
         point_last_at(directory)
         if session.cfg.save_checkpoint_to_hub:
             train_steps.push_checkpoint(directory, session.cfg)
@@ -34,7 +43,7 @@ def save(session: Session, recorder: "Recorder") -> None:
     session.accelerator.wait_for_everyone()
 
 
-def _write(session: Session, directory: Path) -> None:
+def _write(session: Session, directory: Path, gathered: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
     train_steps.write_checkpoint(
         directory,
         session.step,
@@ -44,6 +53,7 @@ def _write(session: Session, directory: Path) -> None:
         session.scheduler,
         session.processors,
         session.accelerator.num_processes,
+        gathered,
     )
     if session.origin is None:
         return

@@ -1,0 +1,25 @@
+from dataclasses import dataclass
+
+from lerobot.configs import PreTrainedConfig
+from lerobot.policies.act.configuration_act import ACTConfig
+from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
+
+from lerobot_craft.tiny.configuration_pi0_fast_tiny import PI0FastTinyConfig
+
+
+@PreTrainedConfig.register_subclass("act_per_sample")
+@dataclass
+class ACTPerSampleConfig(ACTConfig):
+    pass
+
+
+@PreTrainedConfig.register_subclass("smolvla_per_sample")
+@dataclass
+class SmolVLAPerSampleConfig(SmolVLAConfig):
+    pass
+
+
+@PreTrainedConfig.register_subclass("pi0_fast_per_sample")
+@dataclass
+class PI0FastPerSampleConfig(PI0FastTinyConfig):
+    pass
