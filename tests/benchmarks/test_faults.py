@@ -32,6 +32,7 @@ def test_counts_are_written_with_their_date_and_onto_the_page(faults, tmp_path, 
     assert f"| damage to a cache | refused | {report['counts']['damage to a cache']['refused']} |" in middle + after
 
 
+@pytest.mark.slow  # a pytest of its own
 def test_tests_that_do_not_pass_write_nothing(faults, tmp_path, capfd):
     arguments = [f"--output_dir={tmp_path / 'results'}", f"--page={tmp_path / 'page.md'}", "tests/nothing.py"]
     assert faults["main"](arguments) != 0

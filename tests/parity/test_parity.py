@@ -22,7 +22,12 @@ def digests(output_dir: Path) -> dict[str, str]:
     return {str(path.relative_to(last)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("policy_type", FLAGS)
+_LONGER = {"act", "diffusion"}  # their images take seconds
+
+
+@pytest.mark.parametrize(
+    "policy_type", [pytest.param(name, marks=[pytest.mark.slow] if name in _LONGER else []) for name in FLAGS]
+)
 def test_craft_off_is_lerobot_train_to_the_bit(policy_type, train_flags, craft_train, lerobot_train, tmp_path):
     stock, ours = tmp_path / "stock", tmp_path / "ours"
     flags = {"steps": 4, **FLAGS[policy_type]}

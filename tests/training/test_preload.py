@@ -47,6 +47,7 @@ def test_a_preloaded_run_is_the_other_one_to_the_bit(policy_type, train_flags, c
     assert trained(ours) == trained(plain)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_plain_run_goes_on_preloaded(train_flags, craft_train, tmp_path):
     """Step 7 is in the middle of the second epoch."""
     run = tmp_path / "run"
