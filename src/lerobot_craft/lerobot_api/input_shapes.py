@@ -13,7 +13,9 @@ class Shape(NamedTuple):
     dtype: torch.dtype
 
 
-def input_shapes(config: Any, dataset_meta: Any | None, rename_map: Mapping[str, str] | None = None) -> dict[str, Shape]:
+def input_shapes(
+    config: Any, dataset_meta: Any | None, rename_map: Mapping[str, str] | None = None
+) -> dict[str, Shape]:
     """Every tensor of a sample as the policy's preprocessor returns it, by name.
 
     Images have the size that the dataset has them in. A prompt is as long as the policy allows at most.
@@ -51,7 +53,7 @@ def _tokens(config: Any) -> dict[str, Shape]:
         OBS_LANGUAGE_TOKENS,
     )
 
-    shapes = {}
+    shapes: dict[str, Shape] = {}
     lengths = {
         (OBS_LANGUAGE_TOKENS, OBS_LANGUAGE_ATTENTION_MASK): getattr(config, "tokenizer_max_length", None),
         (ACTION_TOKENS, ACTION_TOKEN_MASK): getattr(config, "max_action_tokens", None),

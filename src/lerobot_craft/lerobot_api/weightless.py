@@ -5,9 +5,9 @@ import copy
 import dataclasses
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -59,7 +59,7 @@ def weightless_policy(config: Any, dataset_meta: Any | None, rename_map: dict[st
     finally:
         root.setLevel(level)
     config.input_features, config.output_features = made.input_features, made.output_features
-    policy.config = config  # type: ignore[assignment]
+    policy.config = config
     if config.pretrained_path is not None and config.use_peft:
         return _with_saved_adapter(policy, config)
     return policy
@@ -69,7 +69,7 @@ def _with_saved_adapter(policy: nn.Module, config: Any) -> nn.Module:
     from peft import PeftConfig, get_peft_model
 
     with torch.device("meta"):
-        wrapped: nn.Module = get_peft_model(policy, PeftConfig.from_pretrained(str(config.pretrained_path)))  # type: ignore[arg-type]
+        wrapped: nn.Module = get_peft_model(policy, PeftConfig.from_pretrained(str(config.pretrained_path)))
     return wrapped
 
 
@@ -128,29 +128,28 @@ class _Absent:
 
 @contextlib.contextmanager
 def _nothing_is_read() -> Iterator[None]:
-    """Models of transformers come from their configs, tokenizers that are absent are stood in for, nothing is fetched."""
+    """Models of transformers come from their configs, absent tokenizers are stood in for, nothing is fetched."""
     import transformers
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-    read_tokenizer, read_processor = transformers.AutoTokenizer.from_pretrained, transformers.AutoProcessor.from_pretrained
-
-    def model(cls: Any, name: str, *args: Any, torch_dtype: str | None = None, **kwargs: Any) -> Any:
+    def model(cls: Any, name: str, /, *args: Any, torch_dtype: str | None = None, **kwargs: Any) -> Any:
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
         made = cls.from_config(config)
         return made if torch_dtype is None else made.to(getattr(torch, torch_dtype))
 
-    def tokenizer(name: str, *args: Any, **kwargs: Any) -> Any:
-        return _if_here(read_tokenizer, name, *args, **kwargs)
-
-    def processor(name: str, *args: Any, **kwargs: Any) -> Any:
-        return _if_here(read_processor, name, *args, **kwargs)
-
-    with (
-        mock.patch.object(_BaseAutoModelClass, "from_pretrained", classmethod(model)),
-        mock.patch.object(transformers.AutoTokenizer, "from_pretrained", tokenizer),
-        mock.patch.object(transformers.AutoProcessor, "from_pretrained", processor),
-    ):
+    readers = {
+        _BaseAutoModelClass: classmethod(model),
+        transformers.AutoTokenizer: partial(_if_here, transformers.AutoTokenizer.from_pretrained),
+        transformers.AutoProcessor: partial(_if_here, transformers.AutoProcessor.from_pretrained),
+    }
+    before = {cls: vars(cls)["from_pretrained"] for cls in readers}
+    try:
+        for cls, reader in readers.items():
+            cls.from_pretrained = reader
         yield
+    finally:
+        for cls, reader in before.items():
+            cls.from_pretrained = reader
 
 
 def _if_here(read: Any, *args: Any, **kwargs: Any) -> Any:

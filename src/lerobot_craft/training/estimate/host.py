@@ -35,4 +35,4 @@ def _numbers(cfg: Any) -> int:
     steps = len(config.action_delta_indices or [0])
     actions = sum(math.prod(feature.shape) for feature in config.output_features.values())
     state = sum(math.prod(f.shape) for name, f in config.input_features.items() if name not in config.image_features)
-    return _FLOAT32 * (state + steps * actions)
+    return int(_FLOAT32 * (state + steps * actions))

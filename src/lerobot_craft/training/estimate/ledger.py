@@ -29,15 +29,15 @@ class Peak:
 class Ledger(TorchDispatchMode):
     """Sees the storage of every tensor that an operation returns, from its first appearance to its release.
 
-    What an operation needs within itself, such as a convolution's workspace, is not seen. Labels may be given at any time,
-    also after a storage is gone: which of them were gradients is known only once they have arrived.
+    What an operation needs within itself, such as a convolution's workspace, is not seen. Labels may be given late,
+    also after the peak has passed: which storages were gradients is known only once they have arrived.
 
     Args:
         run: How an operation is run; as it is, or with what stands in for values that nobody knows.
     """
 
     def __init__(self, run: Callable[..., Any] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._run = run or _as_it_is
         self._living: dict[int, tuple[weakref.ref[Any], int]] = {}  # id of a storage -> itself, its number
         self._sizes: list[int] = []  # by number

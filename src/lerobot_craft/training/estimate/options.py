@@ -23,6 +23,10 @@ class EstimateConfig:
         if self.world_size < 1:
             raise CraftError(f"--estimate.world_size must be at least 1; got {self.world_size}")
         if self.strategy not in get_args(Strategy):
-            raise CraftError(f"--estimate.strategy must be one of {', '.join(get_args(Strategy))}; got {self.strategy!r}")
+            raise CraftError(
+                f"--estimate.strategy must be one of {', '.join(get_args(Strategy))}; got {self.strategy!r}"
+            )
         if self.strategy == "fsdp" and self.world_size == 1:
-            raise CraftError("--estimate.strategy=fsdp divides a policy among devices: say how many, --estimate.world_size=8")
+            raise CraftError(
+                "--estimate.strategy=fsdp divides a policy among devices: say how many, --estimate.world_size=8"
+            )

@@ -78,7 +78,7 @@ def _metadata(cfg: Any, notes: list[str]) -> Any | None:
 
 
 def _optimizer(cfg: Any, device: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """lerobot's optimizer, with the kernels that it will use on the device."""
+    """The optimizer of lerobot, with the kernels that it will use on the device."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     def make(policy: nn.Module) -> torch.optim.Optimizer:
@@ -106,7 +106,9 @@ def _remarks(cfg: Any, craft: CraftConfig, options: EstimateConfig, parts: Metho
     if options.strategy == "fsdp":
         remarks.append("FSDP is reckoned with one block of layers per unit")
     if torch.device(device).type != "cpu":
-        remarks.append("activations are those of the CPU's kernels: a GPU's attention and precision may differ a little")
+        remarks.append(
+            "activations are those of the CPU's kernels; a GPU's attention and autocast differ in some places"
+        )
     return remarks
 
 

@@ -1,8 +1,8 @@
 """What stands in for values that a tensor without memory does not have.
 
-Sizes are all that an estimate asks for. Where code reads a value, the stand-in is the one that makes memory largest: every
-position of a mask is real, every comparison with the cache agrees, and a loss that is read for the log is not a number.
-A decision on a value that nothing can stand in for is an error, and the estimate says `unknown`.
+Sizes are all that an estimate asks for. Where code reads a value, the stand-in is the one that makes memory largest:
+every position of a mask is real, every comparison with the cache agrees, and a loss that is read for the log is not a
+number. A decision on a value that nothing can stand in for is an error, and the estimate says `unknown`.
 """
 
 from typing import Any
