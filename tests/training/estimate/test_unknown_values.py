@@ -19,6 +19,12 @@ def test_a_loss_that_is_read_for_the_log_is_not_a_number(unknown):
     assert math.isnan(torch.zeros(3).mean().item())
 
 
+def test_an_array_for_the_log_is_not_a_number(unknown):
+    with unknown_values.ReadsForTheLog():
+        assert math.isnan(torch.zeros(3).detach().cpu().numpy().tolist()[2])
+        assert math.isnan(torch.zeros(3).tolist()[0])
+
+
 def test_a_decision_is_refused(unknown):
     with pytest.raises(UnknownValueError, match="decides by a value"):
         bool(torch.zeros(3, dtype=torch.bool).any())

@@ -56,7 +56,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     parts = method_parts(cfg, craft, policy)
     constant = parts.kept | shared_parts(options, policy)
     ledger = Ledger(unknown_values.run)
-    with warnings.catch_warnings(), without_memory(), ledger:
+    with warnings.catch_warnings(), without_memory(), unknown_values.ReadsForTheLog(), ledger:
         warnings.simplefilter("ignore")  # lerobot's and torch's, on what a real run will say again
         give_tensors(policy)
         step = Step(ledger, policy, _optimizer(cfg, device), shapes, lambda: _autocast(cfg.policy))

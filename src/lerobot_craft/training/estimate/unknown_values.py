@@ -7,9 +7,11 @@ number. A decision on a value that nothing can stand in for is an error, and the
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from lerobot_craft.errors import CraftError
@@ -19,6 +21,20 @@ _aten = torch.ops.aten
 
 class UnknownValueError(CraftError):
     """The size of something depends on a value that is not there."""
+
+
+class ReadsForTheLog(TorchFunctionMode):
+    """Mode in which a tensor without values can be read as an array: every number is not a number."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Answer what only reads values; everything else runs as it is."""
+        reads = func in (torch.Tensor.numpy, torch.Tensor.tolist)
+        if reads and isinstance(args[0], FakeTensor) and args[0].dtype.is_floating_point:
+            values = np.full(tuple(args[0].shape), np.nan)
+            return values.tolist() if func is torch.Tensor.tolist else values
+        return func(*args, **(kwargs or {}))
 
 
 def run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
