@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import io
 import logging
 from collections.abc import Iterator
 from functools import partial
@@ -45,7 +46,7 @@ def weightless_policy(config: Any, dataset_meta: Any | None, rename_map: dict[st
     level = root.level
     root.setLevel(logging.CRITICAL)  # lerobot reports its own absent tokenizers as errors
     try:
-        with torch.device("meta"), _nothing_is_read():
+        with torch.device("meta"), _nothing_is_read(), contextlib.redirect_stdout(io.StringIO()):
             if dataset_meta is None:
                 policy: nn.Module = get_policy_class(made.type)(made)
             else:
@@ -137,8 +138,9 @@ def _nothing_is_read() -> Iterator[None]:
         made = cls.from_config(config)
         return made if torch_dtype is None else made.to(getattr(torch, torch_dtype))
 
-    readers = {
-        _BaseAutoModelClass: classmethod(model),
+    of_models = [cls for cls in _BaseAutoModelClass.__subclasses__() if "from_pretrained" in vars(cls)]
+    readers: dict[Any, Any] = {
+        **dict.fromkeys([_BaseAutoModelClass, *of_models], classmethod(model)),
         transformers.AutoTokenizer: partial(_if_here, transformers.AutoTokenizer.from_pretrained),
         transformers.AutoProcessor: partial(_if_here, transformers.AutoProcessor.from_pretrained),
     }
