@@ -64,6 +64,12 @@ def test_a_larger_batch_needs_more_activations(estimate):
     assert 3 < large["activations, task pass"] / small["activations, task pass"] < 4.5
 
 
+def test_what_no_loss_reaches_has_neither_gradient_nor_state(estimate):
+    """The last layer of pi0's language model feeds nothing but its keys and values to the expert."""
+    found = parts(estimate("pi0"))
+    assert found["gradients"] < 0.95 * found["weights"]
+
+
 def test_checkpointing_of_activations_is_honoured(estimate):
     plain, saving = (
         parts(estimate("pi0_fast", batch_size=8, policy__gradient_checkpointing=flag)) for flag in ("false", "true")

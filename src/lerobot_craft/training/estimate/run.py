@@ -3,6 +3,7 @@
 import contextlib
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,8 +46,9 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     notes: list[str] = []
     meta = _metadata(cfg, notes)
     policy = weightless_policy(cfg.policy, meta, cfg.rename_map)
-    if cfg.policy.pretrained_path is not None and not check_shapes(unwrapped(policy), cfg.policy.pretrained_path):
-        notes.append(f"there are no weights in {cfg.policy.pretrained_path}: sizes are those that its config describes")
+    path = cfg.policy.pretrained_path
+    if path is not None and not cfg.policy.use_peft and not check_shapes(policy, Path(path)):
+        notes.append(f"there are no weights in {path}: sizes are those that its config describes")
     policy = wrap_peft_weightless(policy, cfg)
     if craft.enabled:
         make_method(craft).freeze(unwrapped(policy), craft, cfg.policy)

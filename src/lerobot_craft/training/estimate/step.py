@@ -61,7 +61,7 @@ class Sizes:
 
 
 class Step:
-    """The second step of a run, when the optimizer has its state; to be used within `without_memory` and its ledger.
+    """A step of a run whose optimizer has its state; to be used within `without_memory` and its ledger.
 
     Args:
         ledger: Already entered.
@@ -98,24 +98,26 @@ class Step:
         """
         ledger, parts = self._ledger, self._parts
         parts[WEIGHTS] = ledger.label([*self._policy.parameters(), *self._policy.buffers()], WEIGHTS)
-        optimizer = self._try(OPTIMIZER_STEP, self._warm_optimizer)
         self._policy.train()
         batch = make_batch(self._shapes, rows)
         parts[BATCH] = ledger.label(batch.values(), BATCH)
         loss = self._try(TASK_PASS, lambda: self._task_pass(batch))  # lerobot's update holds it to the end of the step
         if loss is None:
-            self._trained_gradients()
+            self._zero_gradients()
         parts[GRADIENTS] = ledger.label([parameter.grad for parameter in self._trained], GRADIENTS)
         if anchoring is not None:
             parts[RETENTION] = parts[GRADIENTS]  # at most; what it is once the pass is known
             self._try(ANCHOR_PASS, lambda: self._anchor_pass(anchoring))
-        if optimizer is not None:
-            with ledger.phase(OPTIMIZER_STEP):
-                optimizer.step()
+        self._try(OPTIMIZER_STEP, self._optimizer_steps)
+        return Sizes(parts, {phase: self._peak(phase, share) for phase in PHASES if ledger.has(phase)}, self._unknown)
+
+    def _peak(self, phase: str, share: float) -> Peak:
         divided = dict.fromkeys(DIVIDED, share)
-        scales = {OPTIMIZER_STEP: {**divided, REST: share}}  # an optimizer works on what it holds
-        peaks = {phase: ledger.peak(phase, scales.get(phase, divided)) for phase in PHASES if ledger.has(phase)}
-        return Sizes(parts, peaks, self._unknown)
+        if phase == OPTIMIZER_STEP:
+            return self._ledger.peak(phase, {**divided, REST: share})  # an optimizer works on what it holds
+        # From the second step on the optimizer's state is there all along.
+        state = round(share * self._parts.get(OPTIMIZER, 0))
+        return Peak(self._ledger.peak(phase, divided).parts | {OPTIMIZER: state})
 
     def _task_pass(self, batch: dict[str, Any]) -> Tensor:
         with self._ledger.phase(TASK_PASS):
@@ -136,6 +138,9 @@ class Step:
                 drift = student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
             gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)
         self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
+            if parameter.grad is None:  # merging writes into the task's gradient where there is one
+                parameter.grad = gradient
 
     @staticmethod
     def _policy_outputs(student: Any) -> set[str]:
@@ -143,16 +148,16 @@ class Step:
         names = set(student.config.output_features)
         return names | {f"{name}{end}" for name in names for end in ("_is_pad", ".tokens", ".token_mask")}
 
-    def _warm_optimizer(self) -> torch.optim.Optimizer:
+    def _optimizer_steps(self) -> None:
+        """Two: the first makes the state, of parameters that have a gradient and of no others."""
         optimizer = self._make_optimizer(self._policy)
-        self._trained_gradients()
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
         state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
         self._parts[OPTIMIZER] = self._ledger.label(state, OPTIMIZER)
-        return optimizer
+        with self._ledger.phase(OPTIMIZER_STEP):
+            optimizer.step()
 
-    def _trained_gradients(self) -> None:
+    def _zero_gradients(self) -> None:
         for parameter in self._trained:
             parameter.grad = torch.zeros_like(parameter)
 
