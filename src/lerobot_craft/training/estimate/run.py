@@ -105,6 +105,9 @@ def _remarks(cfg: Any, craft: CraftConfig, options: EstimateConfig, parts: Metho
         remarks.append("torch.compile changes what is kept for the backward pass: these are the numbers without it")
     if parts.anchoring is not None and craft.retention_freq > 1 and craft.method == "craft":
         remarks.append(f"anchors come at every {craft.retention_freq}th step: in between there is no anchor pass")
+    if getattr(cfg.policy, "pad_language_to", None) == "longest":
+        length = cfg.policy.tokenizer_max_length
+        remarks.append(f"prompts are reckoned with {length} tokens, the most there can be; shorter ones need less")
     if options.strategy == "fsdp":
         remarks.append("FSDP is reckoned with one block of layers per unit")
     if torch.device(device).type != "cpu":

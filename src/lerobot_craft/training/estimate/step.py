@@ -136,6 +136,8 @@ class Step:
         with self._ledger.phase(ANCHOR_PASS):
             with mode(student, train=adapter.train_mode), self._autocast():
                 drift = student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
+            if not drift.requires_grad:
+                raise CraftError(f"retention reaches nothing that is trained: {adapter.how_to_reach(student)}")
             gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)
         self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
