@@ -8,7 +8,13 @@ from safetensors import safe_open
 from lerobot_craft.training import loop
 from lerobot_craft.training.estimate.ledger import Ledger
 
-POLICIES = ("pi0_fast", "pi0", "pi05", "smolvla", "act", "diffusion")
+# act has a test of its own below; the others are like one of the first three.
+POLICIES = (
+    "pi0_fast",
+    "pi0",
+    "smolvla",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("pi05", "act", "diffusion")),
+)
 CRAFT = {
     "craft__enabled": "true",
     "craft__anchor_source": "dataset",
@@ -156,10 +162,15 @@ def test_retention_that_reaches_nothing_trained_is_refused(craft_train, train_fl
 @pytest.mark.parametrize(
     ("policy_type", "changes"),
     [
-        ("smolvla", {"policy__pad_language_to": "max_length"}),
+        ("pi0", {}),
         ("pi0_fast", CRAFT),
-        ("pi0_fast", {**CRAFT, "craft__retention_mode": "hidden", "craft__retention_freq": 1}),
-        ("pi0_fast", LORA),
+        # Slow: what differs from the two above is measured in `test_measured.py` too.
+        pytest.param(
+            "pi0_fast",
+            {**CRAFT, "craft__retention_mode": "hidden", "craft__retention_freq": 1},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("pi0_fast", LORA, marks=pytest.mark.slow),
     ],
     ids=["plain", "action", "hidden", "lora"],
 )
