@@ -1,5 +1,6 @@
 """`craft train`: lerobot-train, and the skills stay."""
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -19,9 +20,14 @@ or token_ce it is as the documents of the first CRaFT have it.
 go on after an interruption:
   craft train --config_path=OUTPUT_DIR/checkpoints/last/pretrained_model/train_config.json --resume=true
 
+how much memory a run will need, without running it and without reading weights (docs/scaling.md):
+  craft train --estimate [the flags of the run] [--estimate.world_size=8] [--estimate.strategy=ddp|fsdp]
+      [--estimate.json=true]
+
 flags of craft, each behind --craft. (docs/commands.md has whole lines to start from):
 """
 _CRAFT = "craft."
+_ESTIMATE = "estimate."
 # Names of earlier lerobot releases that the documents of the first CRaFT use.
 _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--policy.path"}
 
@@ -29,8 +35,11 @@ _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--pol
 def run(argv: list[str]) -> int:
     """Train and return 0; what is wrong with flags, data or anchors is raised before the first step."""
     craft_flags, rest = split_flags(argv)
+    estimate_flags, rest = take_estimate_flags(rest)
     if not {"-h", "--help"}.isdisjoint(argv):
         return _help(rest)
+    if estimate_flags is not None:
+        return _estimate(estimate_flags, craft_flags, rest)
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
     from lerobot_craft.training.documents import config_class
     from lerobot_craft.training.run import train
@@ -42,24 +51,64 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: Sequence[str]) -> int:
+    """Print what the run would hold in memory, and return 0."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of the Hub is imported: nothing is downloaded
+    import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
+    from lerobot_craft.training.documents import config_class
+    from lerobot_craft.training.estimate.options import EstimateConfig
+    from lerobot_craft.training.estimate.run import estimate
+    from lerobot_craft.training.estimate.table import as_json, as_text
+    from lerobot_craft.training.settings import flag_value, read_settings, without_flag
+
+    options = parse_flags(EstimateConfig, estimate_flags, "craft train", prefix=_ESTIMATE)
+    settings = config_class(craft_flags)
+    flags = without_flag("--output_dir", rest)  # nothing is written, so it may be there already
+    cfg, craft = read_settings(flags, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
+    device = flag_value("--policy.device", rest) or cfg.policy.device  # as typed: the device need not be here
+    found = estimate(cfg, craft, options, device)
+    print(as_json(found) if options.json else as_text(found, on_cpu=device == "cpu"))
+    return 0
+
+
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """CRaFT's flags without their prefix, and lerobot's; `--craft.x=y`, `--craft.x y` and `craft.x=y` are the same."""
-    craft: list[str] = []
+    craft, rest = _split(argv, _CRAFT)
+    aliased = []
+    for argument in rest:
+        name, equals, value = argument.partition("=")
+        aliased.append(f"{_ALIASES.get(name, name)}{equals}{value}")
+    return craft, aliased
+
+
+def take_estimate_flags(argv: Sequence[str]) -> tuple[list[str] | None, list[str]]:
+    """Flags behind `--estimate.` without their prefix (None: no estimate is asked for), and the others."""
+    flags, rest = _split(argv, _ESTIMATE)
+    asked = [argument for argument in rest if argument.partition("=")[0] == "--estimate"]
+    for argument in asked:
+        if argument not in ("--estimate", "--estimate=true"):
+            raise CraftError(f"{argument}: write --estimate for an estimate, and leave it out for the run itself")
+    return (flags if asked or flags else None), [argument for argument in rest if argument not in asked]
+
+
+def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
+    """Flags behind a prefix, without it and as one word each, and the others as they are."""
+    taken: list[str] = []
     rest: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
         name, equals, value = argument.partition("=")
         # Without dashes and without = it is the value of the flag before it, such as a job's name.
-        if not name.startswith((f"--{_CRAFT}", _CRAFT) if equals else f"--{_CRAFT}"):
-            rest.append(f"{_ALIASES.get(name, name)}{equals}{value}")
+        if not name.startswith((f"--{prefix}", prefix) if equals else f"--{prefix}"):
+            rest.append(argument)
             continue
         if not equals:
             value = next(arguments, "--")
             if value.startswith("--"):
                 raise CraftError(f"{name} needs a value: write {name}=VALUE")
         # As one word: argparse takes a value such as -2,-1 for a flag.
-        craft.append(f"--{name.removeprefix('--').removeprefix(_CRAFT)}={value}")
-    return craft, rest
+        taken.append(f"--{name.removeprefix('--').removeprefix(prefix)}={value}")
+    return taken, rest
 
 
 def _help(rest: Sequence[str]) -> int:

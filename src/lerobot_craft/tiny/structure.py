@@ -34,6 +34,33 @@ _SMOLVLM2_500M = TinySizes(
 )
 
 
+def write_config(policy_type: str, directory: Path, cameras: int = 2) -> Path:
+    """Write the `config.json` of a full-size policy, enough for `craft train --estimate --policy.path=DIRECTORY`.
+
+    Args:
+        policy_type: pi0_fast, pi0, pi05 or smolvla.
+        directory: Where to; it gets no weights.
+        cameras: Of 480 x 640 pixels, which the policy resizes.
+
+    Returns:
+        The directory.
+    """
+    _require_known(policy_type)
+    settings = _smolvla(directory.resolve()) | {"load_vlm_weights": True} if policy_type == "smolvla" else {}
+    images = {f"observation.images.{n}": PolicyFeature(FeatureType.VISUAL, (3, 480, 640)) for n in range(cameras)}
+    config = make_policy_config(
+        policy_type,
+        device="cpu",
+        push_to_hub=False,
+        input_features={**images, "observation.state": PolicyFeature(FeatureType.STATE, (7,))},
+        output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
+        **settings,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(directory)
+    return directory
+
+
 def full_size(policy_type: str) -> PreTrainedPolicy:
     """Build a policy at lerobot's full size on the meta device, with one camera and stand-in tokenizers.
 
@@ -43,9 +70,7 @@ def full_size(policy_type: str) -> PreTrainedPolicy:
     Returns:
         The policy. It cannot run: there is nothing behind its parameters.
     """
-    settings = {"pi0_fast": _pi0_fast, "pi0": _denoising_pi, "pi05": _denoising_pi, "smolvla": _smolvla}
-    if policy_type not in settings:
-        raise CraftError(f"There is no full-size structure of {policy_type!r}; choose one of {', '.join(settings)}.")
+    _require_known(policy_type)
     registered_name = policy_type if policy_type == "smolvla" else f"{policy_type}_tiny"
     with TemporaryDirectory(prefix="craft-structure-") as temporary:
         config = make_policy_config(
@@ -56,7 +81,7 @@ def full_size(policy_type: str) -> PreTrainedPolicy:
                 "observation.state": PolicyFeature(FeatureType.STATE, (7,)),
             },
             output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
-            **settings[policy_type](Path(temporary)),
+            **_SETTINGS[policy_type](Path(temporary)),
         )
         # Not in the call: lerobot's configs refuse a device they do not know.
         config.device = "meta"
@@ -78,3 +103,11 @@ def _denoising_pi(assets: Path) -> dict[str, Any]:
 def _smolvla(assets: Path) -> dict[str, Any]:
     make_vlm(assets / "vlm", (), _SMOLVLM2_500M, image_size=512, scale_factor=4, vocab_size=49_280)
     return {"vlm_model_name": str(assets / "vlm"), "load_vlm_weights": False}
+
+
+_SETTINGS = {"pi0_fast": _pi0_fast, "pi0": _denoising_pi, "pi05": _denoising_pi, "smolvla": _smolvla}
+
+
+def _require_known(policy_type: str) -> None:
+    if policy_type not in _SETTINGS:
+        raise CraftError(f"There is no full-size structure of {policy_type!r}; choose one of {', '.join(_SETTINGS)}.")

@@ -29,7 +29,7 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     """
     saved = _saved_beside(argv)
     craft = craft_config(saved)
-    if craft.enabled and _value(_POLICY_PATH, argv) is None and _value("--config_path", argv) is None:
+    if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
         raise CraftError(_NO_POLICY)
     _make_way(argv)
     cfg = parse_train_config(_resolve_policy(argv) if craft.enabled else argv)
@@ -65,15 +65,15 @@ def _require_same_seed(cfg: Any) -> None:
 
 def _make_way(argv: Sequence[str]) -> None:
     """Before lerobot's validation, which refuses a directory that a killed run left empty, and says less."""
-    output_dir = _value("--output_dir", argv)
+    output_dir = flag_value("--output_dir", argv)
     is_main = os.environ.get("RANK", "0") == "0"
-    if output_dir is not None and is_main and _value("--resume", argv) in (None, "false"):
+    if output_dir is not None and is_main and flag_value("--resume", argv) in (None, "false"):
         make_way(Path(output_dir))
 
 
 def _saved_beside(argv: Sequence[str]) -> Path | None:
     """`craft_config.json` next to the file of `--config_path`."""
-    found = _value("--config_path", argv)
+    found = flag_value("--config_path", argv)
     if found is None:
         return None
     path = Path(found)
@@ -87,20 +87,14 @@ def _in_directory(directory: Path) -> Path | None:
 
 def _resolve_policy(argv: Sequence[str]) -> list[str]:
     """The same flags, with a policy of the Hub replaced by where it was downloaded to."""
-    path = _value(_POLICY_PATH, argv)
+    path = flag_value(_POLICY_PATH, argv)
     if path is None:
         return list(argv)
-    revision = _value("--policy.pretrained_revision", argv)
-    resolved: list[str] = []
-    skip = False
-    for argument in argv:
-        if not skip and argument != _POLICY_PATH and not argument.startswith(f"{_POLICY_PATH}="):
-            resolved.append(argument)
-        skip = argument == _POLICY_PATH
-    return [*resolved, f"{_POLICY_PATH}={local_checkpoint(path, revision)}"]
+    revision = flag_value("--policy.pretrained_revision", argv)
+    return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={local_checkpoint(path, revision)}"]
 
 
-def _value(flag: str, argv: Sequence[str]) -> str | None:
+def flag_value(flag: str, argv: Sequence[str]) -> str | None:
     """Of `--flag=value` or `--flag value`; the first one, as lerobot reads it."""
     for index, argument in enumerate(argv):
         if argument.startswith(f"{flag}="):
@@ -108,6 +102,17 @@ def _value(flag: str, argv: Sequence[str]) -> str | None:
         if argument == flag and index + 1 < len(argv):
             return argv[index + 1]
     return None
+
+
+def without_flag(flag: str, argv: Sequence[str]) -> list[str]:
+    """The same flags without `--flag=value` or `--flag value`."""
+    kept: list[str] = []
+    skip = False
+    for argument in argv:
+        if not skip and argument != flag and not argument.startswith(f"{flag}="):
+            kept.append(argument)
+        skip = argument == flag
+    return kept
 
 
 def save_craft_config(craft: CraftConfig, directory: Path) -> None:

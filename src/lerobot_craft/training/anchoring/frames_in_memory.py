@@ -14,7 +14,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
 from lerobot_craft.teacher.processors import normalizer_stats
 
-_KEPT_BYTES = 2**30
+KEPT_BYTES = 2**30
 
 
 class FramesInMemory:
@@ -26,7 +26,7 @@ class FramesInMemory:
         kept_bytes: How much is kept.
     """
 
-    def __init__(self, job: Job, walked: Tensor | None = None, kept_bytes: int = _KEPT_BYTES) -> None:
+    def __init__(self, job: Job, walked: Tensor | None = None, kept_bytes: int = KEPT_BYTES) -> None:
         _check_alike(job)
         self._walked = walked
         self._job = job

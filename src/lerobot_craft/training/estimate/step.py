@@ -1,0 +1,177 @@
+"""One training step without memory, in the order of `core/retention.py`, seen by a ledger.
+
+Task pass: forward and backward; the graph goes as the gradients come. Anchor pass: the task gradients are set aside and
+stay, the anchors' forward and their gradient follow. Then the two are merged in place and the optimizer steps. Weights,
+optimizer state and the task's batch live all along.
+"""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.input_shapes import Shape
+from lerobot_craft.policies import PolicyAdapter, mode, unwrapped
+from lerobot_craft.training.estimate.anchor_values import anchor_columns
+from lerobot_craft.training.estimate.ledger import REST, Ledger, Peak
+from lerobot_craft.training.estimate.unknown_values import UnknownValueError
+from lerobot_craft.training.estimate.weightless import make_batch
+
+WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION, BATCH = "weights", "optimizer", "gradients", "retention", "batch"
+DIVIDED = (WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION)  # by FSDP, among its devices
+PHASES = TASK_PASS, ANCHOR_PASS, OPTIMIZER_STEP = "task pass", "anchor pass", "optimizer step"
+
+
+@dataclass(frozen=True)
+class Anchoring:
+    """The anchor pass of a run.
+
+    Attributes:
+        adapter: Of the policy.
+        retained: Which values are retained.
+        loss_type: How they are compared; None: as the values' kind has it.
+        rows: Anchors in a step.
+    """
+
+    adapter: PolicyAdapter
+    retained: Retained
+    loss_type: str | None
+    rows: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the parts of a step, each whole, and the peaks of its phases.
+
+    Attributes:
+        parts: By the labels above; without an optimizer that can be imitated, its state is missing.
+        peaks: By phase; those that could not be imitated are missing.
+        unknown: Why one is missing, by phase.
+    """
+
+    parts: dict[str, int]
+    peaks: dict[str, Peak]
+    unknown: dict[str, str]
+
+
+class Step:
+    """A step of a run whose optimizer has its state; to be used within `without_memory` and its ledger.
+
+    Args:
+        ledger: Already entered.
+        policy: With tensors that have no memory.
+        make_optimizer: As training makes it.
+        shapes: Of one sample.
+        autocast: The precision of a forward pass; entered anew for each.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        policy: nn.Module,
+        make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+        shapes: Mapping[str, Shape],
+        autocast: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        self._ledger = ledger
+        self._policy = policy
+        self._make_optimizer = make_optimizer
+        self._shapes = shapes
+        self._autocast = autocast
+        self._trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        self._parts: dict[str, int] = {}
+        self._unknown: dict[str, str] = {}
+
+    def take(self, rows: int, anchoring: Anchoring | None, share: float = 1.0) -> Sizes:
+        """Take it.
+
+        Args:
+            rows: Samples in the batch.
+            anchoring: The anchor pass; None: there is none.
+            share: The part of weights, gradients and optimizer state that this device holds, in the peaks.
+        """
+        ledger, parts = self._ledger, self._parts
+        parts[WEIGHTS] = ledger.label([*self._policy.parameters(), *self._policy.buffers()], WEIGHTS)
+        self._policy.train()
+        batch = make_batch(self._shapes, rows)
+        parts[BATCH] = ledger.label(batch.values(), BATCH)
+        loss = self._try(TASK_PASS, lambda: self._task_pass(batch))  # lerobot's update holds it to the end of the step
+        if loss is None:
+            self._zero_gradients()
+        parts[GRADIENTS] = ledger.label([parameter.grad for parameter in self._trained], GRADIENTS)
+        if anchoring is not None:
+            parts[RETENTION] = parts[GRADIENTS]  # at most; what it is once the pass is known
+            self._try(ANCHOR_PASS, lambda: self._anchor_pass(anchoring))
+        self._try(OPTIMIZER_STEP, self._optimizer_steps)
+        return Sizes(parts, {phase: self._peak(phase, share) for phase in PHASES if ledger.has(phase)}, self._unknown)
+
+    def _peak(self, phase: str, share: float) -> Peak:
+        divided = dict.fromkeys(DIVIDED, share)
+        if phase == OPTIMIZER_STEP:
+            return self._ledger.peak(phase, {**divided, REST: share})  # an optimizer works on what it holds
+        # From the second step on the optimizer's state is there all along.
+        state = round(share * self._parts.get(OPTIMIZER, 0))
+        return Peak(self._ledger.peak(phase, divided).parts | {OPTIMIZER: state})
+
+    def _task_pass(self, batch: dict[str, Any]) -> Tensor:
+        with self._ledger.phase(TASK_PASS):
+            with self._autocast():
+                loss, _ = self._policy.forward(batch)
+            torch.autograd.backward(loss)
+        return loss  # type: ignore[no-any-return]
+
+    def _anchor_pass(self, anchoring: Anchoring) -> None:
+        student, adapter, retained = unwrapped(self._policy), anchoring.adapter, anchoring.retained
+        batch = make_batch(self._shapes, anchoring.rows)
+        with mode(student, train=adapter.train_mode), self._autocast():
+            columns = anchor_columns(adapter, student, batch, retained, anchoring.rows)
+        batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
+        self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
+        with self._ledger.phase(ANCHOR_PASS):
+            with mode(student, train=adapter.train_mode), self._autocast():
+                drift = student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
+            if not drift.requires_grad:
+                raise CraftError(f"retention reaches nothing that is trained: {adapter.how_to_reach(student)}")
+            gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)
+        self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
+        for parameter, gradient in zip(self._trained, gradients, strict=True):
+            if parameter.grad is None:  # merging writes into the task's gradient where there is one
+                parameter.grad = gradient
+
+    @staticmethod
+    def _policy_outputs(student: Any) -> set[str]:
+        """What anchors lack: what the demonstrator did, and its tokens."""
+        names = set(student.config.output_features)
+        return names | {f"{name}{end}" for name in names for end in ("_is_pad", ".tokens", ".token_mask")}
+
+    def _optimizer_steps(self) -> None:
+        """Two: the first makes the state, of parameters that have a gradient and of no others."""
+        optimizer = self._make_optimizer(self._policy)
+        optimizer.step()
+        state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
+        self._parts[OPTIMIZER] = self._ledger.label(state, OPTIMIZER)
+        with self._ledger.phase(OPTIMIZER_STEP):
+            optimizer.step()
+
+    def _zero_gradients(self) -> None:
+        for parameter in self._trained:
+            parameter.grad = torch.zeros_like(parameter)
+
+    def _try[Result](self, phase: str, imitate: Callable[[], Result]) -> Result | None:
+        """The result, or None and the reason noted: a policy may do anything with tensors that have no values."""
+        try:
+            return imitate()
+        except UnknownValueError as error:
+            self._unknown[phase] = str(error)
+        except CraftError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines()
+            self._unknown[phase] = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
+        return None
