@@ -53,7 +53,7 @@ def test_the_budget_binds(problem):
     [
         Dual("ascent", lambda_lr=0.1),
         Dual("pi", lambda_lr=0.1, proportional_gain=10.0),
-        Dual("log", lambda_lr=0.1, lambda_min=1e-3),
+        pytest.param(Dual("log", lambda_lr=0.1, lambda_min=1e-3), marks=pytest.mark.slow),
     ],
     ids=lambda dual: dual.rule,
 )

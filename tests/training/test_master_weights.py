@@ -44,6 +44,7 @@ def test_float32_weights_need_no_copies(flags, craft_train, capfd):
     assert "this policy trains none: leave it out, or give --policy.dtype=bfloat16" in capfd.readouterr().err
 
 
+@pytest.mark.slow  # a run
 def test_without_them_the_loss_of_updates_is_told(flags, craft_train, tmp_path, capfd):
     assert craft_train(*flags("run", steps=1)) == 0
     assert "of the trained weights are bfloat16: at a learning rate of 2.5e-05" in capfd.readouterr().err

@@ -95,6 +95,7 @@ def test_the_checkpoint_is_a_teacher_for_the_next_task_with_the_kept_statistics(
     assert json.loads((policy_of(run) / "craft_config.json").read_text())["retention_mode"] == "action"
 
 
+@pytest.mark.slow  # three runs; tests/training/statistics has the parts
 def test_statistics_are_replaced_or_merged_where_asked(craft_run, teachers):
     kept = teachers("smolvla").fingerprint["stats"]
     found = {
@@ -145,7 +146,7 @@ def test_the_constraint_holds_the_actions_where_naive_fine_tuning_loses_them(cra
     assert drifts["craft"] < 0.7 * drifts["naive"]
 
 
-@pytest.mark.parametrize("peft", [True, False], ids=["lora", "frozen_copy"])
+@pytest.mark.parametrize("peft", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["lora", "frozen_copy"])
 def test_an_online_teacher_needs_no_cache(peft, craft_run):
     lora = {"peft__method_type": "LORA", "peft__r": 4, "peft__target_modules": LORA_TARGETS} if peft else {}
     lr = {"policy__optimizer_lr": 1e-2, "policy__scheduler_warmup_steps": 0}  # seen in three steps
@@ -189,6 +190,7 @@ def test_per_token_hidden_states_freeze_the_readout(craft_run, checkpoints):
     assert not [name for name in moved if "action_out_proj" in name]
 
 
+@pytest.mark.slow  # a run; tests/training/methods has the parts
 def test_one_multiplier_in_all_and_an_absolute_budget(craft_run):
     flags = {"craft__lambda_per_task": "false", "craft__epsilon_unit": "absolute", "craft__dual_rule": "log"}
     run = craft_run("smolvla", craft__initial_lambda=1, craft__lambda_min=0.1, **flags)

@@ -24,6 +24,7 @@ def losses(run):
     return [values["loss"] for values in read_metrics(run)]
 
 
+@pytest.mark.slow  # four runs
 def test_the_same_seed_gives_the_same_batches_and_noise_with_and_without_anchors(
     train_flags, craft_train, old_data, tmp_path
 ):
