@@ -66,6 +66,7 @@ def test_every_policy_is_known(policy_type, estimate, checkpoints):
     assert size["activations, anchor pass"] > 0
 
 
+@pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_a_larger_batch_needs_more_activations(estimate):
     small, large = (parts(estimate("smolvla", batch_size=size)) for size in (2, 8))
     assert large["weights"] == small["weights"]
@@ -93,6 +94,7 @@ def test_lora_trains_little_and_needs_no_copy_for_an_online_teacher(estimate, ol
     assert whole["frozen copy of the teacher"] == whole["weights"]
 
 
+@pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_what_is_frozen_has_no_gradient_and_no_state(estimate):
     trained = parts(estimate("smolvla", policy__train_expert_only="true"))
     everything = parts(estimate("smolvla"))
@@ -103,6 +105,7 @@ def test_what_is_frozen_has_no_gradient_and_no_state(estimate):
     assert "retention gradient" not in frozen
 
 
+@pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_methods_keep_what_they_keep(estimate, old):
     l2sp = parts(estimate("pi0_fast", **CRAFT, craft__method="l2sp"))
     assert l2sp["the weights before fine-tuning"] == l2sp["gradients"]
@@ -117,6 +120,7 @@ def test_a_gpu_steps_with_one_more_copy(estimate):
     assert cpu["temporaries of the optimizer"] < gpu["temporaries of the optimizer"]
 
 
+@pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_devices_share(estimate):
     one = parts(estimate("pi0_fast"))
     ddp = parts(estimate("pi0_fast", "--estimate.world_size=8"))
@@ -126,6 +130,7 @@ def test_devices_share(estimate):
     assert fsdp["activations, task pass"] == pytest.approx(one["activations, task pass"], rel=0.1)
 
 
+@pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_from_scratch_and_from_a_config_without_weights(estimate, checkpoints, tmp_path):
     scratch = estimate("act", policy__path=None, policy__type="act", policy__dim_model=64)
     assert parts(scratch)["weights"] > 2**20
@@ -162,17 +167,17 @@ def test_retention_that_reaches_nothing_trained_is_refused(craft_train, train_fl
 @pytest.mark.parametrize(
     ("policy_type", "changes"),
     [
-        ("pi0", {}),
         ("pi0_fast", CRAFT),
-        # Slow: what differs from the two above is measured in `test_measured.py` too.
+        # Slow: what differs from the one above is measured in `test_measured.py` too.
         pytest.param(
             "pi0_fast",
             {**CRAFT, "craft__retention_mode": "hidden", "craft__retention_freq": 1},
             marks=pytest.mark.slow,
         ),
         pytest.param("pi0_fast", LORA, marks=pytest.mark.slow),
+        pytest.param("pi0", {}, marks=pytest.mark.slow),
     ],
-    ids=["plain", "action", "hidden", "lora"],
+    ids=["action", "hidden", "lora", "plain"],
 )
 def test_a_real_step_holds_what_was_estimated(
     policy_type, changes, estimate, old, craft_train, train_flags, tmp_path, monkeypatch

@@ -51,6 +51,11 @@ def test_what_is_not_known_is_not_summed_up():
     assert json.loads(as_json(found))["total_bytes"] is None
 
 
+def test_what_is_known_of_a_shared_run_is_a_devices_share():
+    found = estimate({}, unknown=[TASK_PASS], share=0.5)
+    assert found.total == 5 * GIB + GIB  # half of what is divided, and the batch
+
+
 @pytest.mark.parametrize(("activations", "card"), [(1, "a card of 8 GB"), (18, "a card of 24 GB"), (19, "of 32 GB")])
 def test_the_card_leaves_room_for_what_is_no_tensor(activations, card):
     found = estimate({TASK_PASS: {REST: round(activations * GIB) - 2 * GIB // 2}})
