@@ -26,6 +26,7 @@ RUNS = {
 }
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.slow  # a minute each: start-up, a warm-up run and steps that are large enough to be measured
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the high-water mark of resident memory from /proc")
 @pytest.mark.parametrize("name", RUNS)
