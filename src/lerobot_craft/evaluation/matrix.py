@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.files import read_bytes, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.anchors.files import write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.continual import SuccessMatrix
+from lerobot_craft.evaluation.versioned import read_versioned
 
 SCHEMA = 1
 EVALUATION_FILE = "evaluation.json"
@@ -116,10 +117,7 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 def read_evaluation(path: Path) -> Evaluation:
     """Read an `evaluation.json` strictly."""
     try:
-        content = parse_object(read_bytes(path))
-        if content.get("schema") != SCHEMA:
-            raise StrictJSONError(f"schema: this release reads schema {SCHEMA}, the file has {content.get('schema')!r}")
-        evaluation = decode(Evaluation, content)
+        evaluation = read_versioned(path, Evaluation, SCHEMA)
         _check(evaluation)
     except StrictJSONError as error:
         raise CraftError(

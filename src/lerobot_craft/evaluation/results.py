@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lerobot_craft.anchors.files import read_bytes, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.anchors.files import write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.versioned import read_versioned
 
 SCHEMA = 1
 
@@ -245,10 +246,7 @@ def write_text(path: Path, text: str) -> None:
 def read_results(path: Path) -> Results:
     """Read a `results.json`; anything unknown, missing, doubled or out of range is refused with the field's name."""
     try:
-        content = parse_object(read_bytes(path))
-        if content.get("schema") != SCHEMA:
-            raise StrictJSONError(f"schema: this release reads schema {SCHEMA}, the file has {content.get('schema')!r}")
-        results = decode(Results, content)
+        results = read_versioned(path, Results, SCHEMA)
     except StrictJSONError as error:
         raise CraftError(
             f"{path} is no results file of this release: {error}. Write it again with `craft bench`, which keeps "
