@@ -176,7 +176,7 @@ def poison(root: Path, copy: Path, episode: int, frame: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("method", ["craft", "naive", "l2sp"])
+@pytest.mark.parametrize("method", ["craft", "naive", pytest.param("l2sp", marks=pytest.mark.slow)])
 def test_nan_stops_before_the_step_and_names_the_batch(method, constrained, craft_train, anchor_data, tmp_path, capfd):
     # The first frame of an episode: no other frame's chunk of actions reaches back to it.
     poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=0)

@@ -86,7 +86,7 @@ def test_the_supported_release_is_the_one_installed():
     assert supported_version() == importlib.metadata.version("lerobot")
 
 
-@pytest.mark.parametrize("torchcodec", ["as installed", "unloadable"])
+@pytest.mark.parametrize("torchcodec", [pytest.param("as installed", marks=pytest.mark.slow), "unloadable"])
 def test_the_noise_becomes_one_line_and_the_rest_passes(torchcodec, without_torchcodec):
     env = without_torchcodec if torchcodec == "unloadable" else os.environ
     run = subprocess.run([sys.executable, "-c", BACKEND_SCRIPT], env=env, capture_output=True, text=True, check=True)

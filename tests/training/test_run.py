@@ -20,15 +20,15 @@ RETENTION = [
     ("pi0_fast", "action", {}),
     ("smolvla", "hidden", SMOLVLA_WHOLE),
     ("smolvla", "action", {}),
-    ("pi0", "hidden", {}),
+    pytest.param("pi0", "hidden", {}, marks=pytest.mark.slow),
     ("pi0", "action", {}),
     ("pi05", "hidden", {}),
-    ("pi05", "action", {}),
+    pytest.param("pi05", "action", {}, marks=pytest.mark.slow),
     ("act", "action", {}),
-    ("diffusion", "action", {}),
+    pytest.param("diffusion", "action", {}, marks=pytest.mark.slow),
 ]
 LORA_TARGETS = r".*\.(q_proj|v_proj)"
-METHODS = ["naive", "er", "l2sp", "ewc", "lwf", "merge", "freeze"]
+METHODS = ["naive", "er", "l2sp", "ewc", "lwf", *(pytest.param(m, marks=pytest.mark.slow) for m in ("merge", "freeze"))]
 
 
 @pytest.fixture
