@@ -47,7 +47,7 @@ def verdict(estimate: Estimate, *, on_cpu: bool) -> str:
     if not estimate.known:
         return f"Each device needs more than {total}; how much more is not known, so no card is named."
     if on_cpu:
-        return f"The process needs {total} beside the {'libraries and the data loader'}."
+        return f"The process needs {total} beside its libraries and the data loader."
     needed = estimate.total * (1 + _SPARE_SHARE) + _SPARE_BYTES
     fitting = [card for card in _CARDS if card * _GIB >= needed]
     spare = "with 10 % and 1 GiB to spare for CUDA itself and for fragments"
