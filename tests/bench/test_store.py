@@ -60,6 +60,12 @@ def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monk
     assert (aside / store.RESULT_FILE).is_file()
 
 
+def test_what_is_left_out_are_settings_that_exist():
+    from lerobot_craft.training.config import CraftConfig
+
+    assert {field.name for field in dataclasses.fields(CraftConfig)} >= store._OF_THE_CONSTRAINT
+
+
 def test_what_a_method_does_not_read_leaves_its_result_as_it_is(run, monkeypatch):
     from lerobot_craft.training.config import CraftConfig
 

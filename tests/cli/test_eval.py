@@ -93,6 +93,11 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments, complaint, tmp_path):
         run([*SMALL, f"--output_dir={tmp_path}", *arguments])
 
 
+def test_an_environment_must_be_named():
+    with pytest.raises(CraftError, match="say where to evaluate"):
+        run(["checkpoint"])
+
+
 def test_a_task_that_is_not_there_is_named(line):
     with pytest.raises(CraftError, match="--learned: green is none of the environment's tasks, which are red, blue"):
         run([*line, "--learned=green"])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -99,10 +100,11 @@ def test_code_that_a_tokenizer_names_is_refused_unless_it_is_an_installed_packag
         refuse_foreign_code(checkpoint(action_tokenizer_name=name))
 
 
-def test_code_that_is_named_in_another_repository_is_refused(tokenizer, checkpoint, tmp_path):
-    name = tokenizer("", {"AutoTokenizer": [None, "somebody/repo--module.Class"]})
+@pytest.mark.parametrize("reference", ["somebody/repo--module.Class", "/elsewhere/module.Class", "linked/module.Class"])
+def test_code_that_is_named_elsewhere_is_refused(reference, tokenizer, checkpoint, tmp_path):
+    name = tokenizer("", {"AutoTokenizer": [None, reference]})
     vouch_for(tmp_path / "tokenizer" / "module.py")
-    with pytest.raises(CraftError, match=r"somebody/repo--module\.Class"):
+    with pytest.raises(CraftError, match=re.escape(f"({reference})")):
         refuse_foreign_code(checkpoint(action_tokenizer_name=name))
 
 

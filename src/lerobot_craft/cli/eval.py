@@ -46,6 +46,8 @@ def run(argv: list[str]) -> int:
 
     if not {"-h", "--help"}.isdisjoint(rest):
         print(_USAGE, flush=True)
+    elif not any(flag.startswith("--env.type=") for flag in rest):
+        raise CraftError("say where to evaluate: --env.type=TYPE --env.task=A,B (`craft eval --help` has examples)")
     settings = parse_flags(EvalFlags, [flag for flag in rest if not flag.startswith(_PLUGINS)], "craft eval")
     candidates = _candidates(named if policy.path is None else [*named, policy.path])
     evaluation = _evaluate(settings, candidates, policy.overrides, shlex.join(["craft", "eval", *argv]))

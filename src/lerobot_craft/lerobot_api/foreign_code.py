@@ -99,12 +99,14 @@ def _check_tokenizer(name: str) -> None:
                 f"the Hub holds: download it, look at it and name its directory; {_if_you_trust()}"
             )
         return
-    elsewhere = [reference for reference in _code_references(directory) if "--" in reference]
-    unknown = [file for file in sorted(directory.rglob("*.py")) if not _is_vouched(file)]
-    if elsewhere or (unknown and any(_code_references(directory))):
+    references = list(_code_references(directory))
+    # A reference may lead to another repository, or by a path out of the directory.
+    elsewhere = [reference for reference in references if not reference.partition(".")[0].isidentifier()]
+    unknown = [file.name for file in sorted(directory.rglob("*.py")) if not _is_vouched(file)]
+    if references and (elsewhere or unknown):
         raise CraftError(
-            f"the tokenizer in {directory} brings code of its own ({elsewhere[0] if elsewhere else unknown[0].name}), "
-            f"which lerobot would run: look at it first; {_if_you_trust()}"
+            f"the tokenizer in {directory} brings code of its own ({[*elsewhere, *unknown][0]:.120}), which lerobot "
+            f"would run: look at it first; {_if_you_trust()}"
         )
 
 

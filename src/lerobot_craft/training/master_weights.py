@@ -78,7 +78,7 @@ def _warn_of_rounding(optimizer: torch.optim.Optimizer) -> None:
     rate = max(group.get("initial_lr", group["lr"]) for group in optimizer.param_groups)  # a schedule may begin at 0
     if rounded:
         logger.warning(
-            "%.0f %% of the trained weights are bfloat16: at a learning rate of %.2g most of their updates are lost to "
-            "rounding; --craft.master_weights=true keeps them (docs/scaling.md)",
+            "%.0f %% of the trained weights are bfloat16, where updates below a 512th of a weight are lost to rounding "
+            "(learning rate: %.2g); --craft.master_weights=true keeps them (docs/scaling.md)",
             *(100 * rounded / sum(p.numel() for p in trained), rate),
         )
