@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix lock faults bench-surgery bench-anchors bench-training bench-bf16 clean
+.PHONY: help setup demo test test-slow check fix lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 clean
 
 BIN := .venv/bin
 # Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
@@ -46,6 +46,12 @@ bench-anchors: setup ## size and speed of anchor caches, by kind
 bench-training: setup ## what a step of craft train costs, by mode and teacher, and with CRaFT off
 	$(BIN)/python benchmarks/parity.py
 	$(BIN)/python benchmarks/training.py
+
+bench-startup: setup ## how long until the first step, against lerobot-train
+	$(BIN)/python benchmarks/startup.py
+
+bench-growth: setup ## how a step grows with anchors, old tasks, parameters and processes
+	$(BIN)/python benchmarks/growth.py
 
 bench-bf16: setup ## what becomes of small updates in bfloat16 weights
 	$(BIN)/python benchmarks/bf16_weights.py

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -14,11 +15,13 @@ from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.anchors.summary import bytes_by_purpose
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.cli.train import split_flags
+from lerobot_craft.core import RetentionStep
 from lerobot_craft.lerobot_api.training import make_accelerator
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
+from lerobot_craft.training.methods import constrained
 from lerobot_craft.training.records.recorder import Recorder
 from lerobot_craft.training.session import Session, open_session
 from lerobot_craft.training.settings import read_settings
@@ -26,13 +29,14 @@ from lerobot_craft.training.settings import read_settings
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train: its flags behind `--craft.`, the directory of its anchors, K, and lerobot's flags."""
+    """One way to train: its flags behind `--craft.`, its anchors' directory, K, lerobot's flags, and who merges."""
 
     name: str
     craft: dict[str, object]
     cache: str | None = None
     k: int = 1
     other: dict[str, object] = field(default_factory=dict)
+    engine: type[RetentionStep] = RetentionStep
 
 
 class Run:
@@ -41,7 +45,8 @@ class Run:
     def __init__(self, variant: Variant, output_dir: Path, root: Path, options: argparse.Namespace) -> None:
         self.k = variant.k
         self.cache = None if variant.cache is None else root / "anchors" / variant.cache
-        self._session = self._open(variant, output_dir, root, options)
+        with patch.object(constrained, "RetentionStep", variant.engine):
+            self._session = self._open(variant, output_dir, root, options)
         self._recorder = Recorder(self._session)
 
     def _open(self, variant: Variant, output_dir: Path, root: Path, options: argparse.Namespace) -> Session:
@@ -74,6 +79,11 @@ class Run:
         output_dir.mkdir(parents=True)
         return open_session(cfg, craft, make_accelerator(cfg))
 
+    @property
+    def policy(self) -> Any:
+        """What is trained."""
+        return unwrapped(self._session.student)
+
     def take(self, steps: int) -> float:
         """Take steps; seconds per step."""
         self._session.cfg.steps = self._session.step + steps  # where the loop ends; schedules have read it before
@@ -98,6 +108,14 @@ class Run:
             self.take(self.k)
         return float(counter.get_total_flops() / self.k)
 
+    def anchor_data_seconds(self, batches: int) -> float:
+        """Drawing one batch of anchors, reading it and preparing it for the policy; the mean over some."""
+        method: Any = self._session.method
+        began = time.perf_counter()
+        for number in range(batches):
+            policy_inputs(method.batch(number).raw, self._session.processors[0])
+        return (time.perf_counter() - began) / batches
+
     def outcome(self, anchors: AnchorLoader) -> dict[str, Any]:
         """What was retained after the steps so far, and what is held in memory for it."""
         costs = {cost.what: cost.bytes for cost in self._session.method.costs()}
@@ -116,7 +134,7 @@ class Run:
 
     def _action_drift(self, anchors: AnchorLoader) -> float:
         """Mean over all anchors of a cache of actions, whatever this run retains."""
-        adapter, policy = adapter_for(self._session.cfg.policy), unwrapped(self._session.student)
+        adapter, policy = adapter_for(self._session.cfg.policy), self.policy
         batch = anchors.take(torch.arange(len(anchors.store)))
         inputs = policy_inputs(batch.raw, self._session.processors[0])
         with torch.no_grad(), mode(policy, train=adapter.train_mode):

@@ -31,8 +31,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 
 from anchors import TASKS, make_teacher
+from engines import TorchJD, TwoClones, WeightedSum
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.tiny.datasets import make_local_dataset
+from overhead import Limit, Measured, limits, overhead_table
 from parity import quietly
 from stepwise_run import Run, Variant
 
@@ -74,22 +76,23 @@ GROUPS = {
         hidden("LoRA, hidden, layer -2", "hidden", other=LORA),
         hidden("LoRA, hidden, layer -2, online teacher: adapter off", teacher="online", other=LORA),
     ],
+    "engines": [
+        Variant(f"action, {name}", {"retention_mode": "action"}, ACTION, engine=engine)
+        for name, engine in {
+            "no surgery: weighted sum": WeightedSum,
+            "two clones": TwoClones,
+            "torchjd PCGrad": TorchJD,
+        }.items()
+    ],
 }
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """One variant; ratios are to plain fine-tuning of the same kind, timed right before or after."""
 
-    name: str
-    k: int
     seconds_median: float
-    time_ratio_median: float
     time_ratio_range: tuple[float, float]
-    operations_ratio: float
-    peak_bytes: int
-    peak_bytes_beyond_plain: int
-    outcome: dict[str, Any]
 
     def markdown(self) -> str:
         """The row as people see it."""
@@ -121,11 +124,15 @@ def plain_of(variant: Variant) -> str:
     return PLAIN_LORA if variant.other else PLAIN
 
 
-def measure(root: Path, options: argparse.Namespace) -> list[Row]:
+def measure(root: Path, options: argparse.Namespace) -> tuple[list[Row], dict[str, float]]:
+    """All rows, and the share of a step that anchors' data take."""
     variants = {f"{v.name}, K={v.k}": v for group in options.groups.split(",") for v in GROUPS[group]}
     runs = {name: Run(v, root / f"run{i}", root, options) for i, (name, v) in enumerate(variants.items())}
     # Plain runs to be timed beside are others than those of the table, which all take the same number of steps.
     plain = {v.name: Run(v, root / v.name, root, options) for v in variants.values() if v.name == plain_of(v)}
+    action = runs[f"{ACTION}, K=1"]
+    batches = options.anchors // options.batch
+    data = {"first visit": action.anchor_data_seconds(batches), "later": action.anchor_data_seconds(5 * batches)}
     for run in [*runs.values(), *plain.values()]:
         run.take(run.k)  # the first step allocates the optimizer's state
     memory = {name: run.peak_bytes() for name, run in runs.items()}
@@ -155,7 +162,8 @@ def measure(root: Path, options: argparse.Namespace) -> list[Row]:
                 outcome=runs[name].outcome(actions),
             )
         )
-    return rows
+    step = next(row.seconds_median for row in rows if (row.name, row.k) == (ACTION, 1))
+    return rows, {when: seconds / step for when, seconds in data.items()}
 
 
 def verdict(rows: list[Row]) -> dict[str, float]:
@@ -172,7 +180,7 @@ def verdict(rows: list[Row]) -> dict[str, float]:
     return found
 
 
-def as_markdown(report: dict[str, Any], rows: list[Row]) -> str:
+def as_markdown(report: dict[str, Any], rows: list[Row], found: list[Limit]) -> str:
     v = report["hidden_against_token_ce"]
     return "\n".join(
         [
@@ -187,6 +195,8 @@ def as_markdown(report: dict[str, Any], rows: list[Row]) -> str:
             f"{v['step_k1_by_operations']:.2f}x), the anchors' part alone {v['anchor_pass']:.2f}x (by operations "
             f"{v['anchor_pass_by_operations']:.2f}x); K=5: {v['step_k5']:.2f}x ({v['step_k5_by_operations']:.2f}x). "
             f"The claim was {CLAIM}x.\n",
+            overhead_table(found),
+            "",
         ]
     )
 
@@ -207,13 +217,16 @@ def main(arguments: list[str] | None = None) -> None:
         make_local_dataset(root / "old", TASKS, image_size=96)
         make_local_dataset(root / "new", [NEW_TASK], image_size=96, seed=1)
         teacher = make_teacher(POLICY, root, options)
-        rows = measure(root, options)
+        rows, data = measure(root, options)
     config: Any = teacher.config
     image_tokens = (config.image_resolution[0] // config.sizes.patch_size) ** 2
+    parameters = sum(p.numel() for p in teacher.policy.parameters())
+    weights = sum(p.nbytes for p in teacher.policy.parameters())
+    found = limits(rows, data, weights, PLAIN, PLAIN_LORA)
     report = {
         "benchmark": "training",
         "date": datetime.now(UTC).date().isoformat(),
-        "parameters": sum(p.numel() for p in teacher.policy.parameters()),
+        "parameters": parameters,
         "tokens": f"{image_tokens} image tokens, prompts of {config.tokenizer_max_length} and up to "
         f"{config.max_action_tokens} action tokens",
         "threads": torch.get_num_threads(),
@@ -222,8 +235,9 @@ def main(arguments: list[str] | None = None) -> None:
         **{name: value for name, value in vars(options).items() if name != "output_dir"},
         "rows": [asdict(row) for row in rows],
         "hidden_against_token_ce": verdict(rows),
+        "limits": [limit.to_json() for limit in found],
     }
-    text = as_markdown(report, rows)
+    text = as_markdown(report, rows, found)
     print(text)
     options.output_dir.mkdir(parents=True, exist_ok=True)
     path = options.output_dir / f"training-{report['date']}"

@@ -28,7 +28,7 @@ def measured(tmp_path, monkeypatch, capsys):
 @pytest.mark.slow  # half a minute; test_parity.py steps the same runs in the quick suite
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's profiler warns once
 def test_it_runs_and_says_what_every_mode_costs(measured):
-    rows, report, printed = measured("modes")
+    rows, report, printed = measured("modes,teachers,engines")
     plain, hidden, token = (rows[name, 1] for name in ("plain fine-tuning", "hidden, layer -2", "token_ce"))
     assert plain["operations_ratio"] == 1
     assert plain["peak_bytes_beyond_plain"] == 0

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from safetensors import safe_open
+from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.training import loop
 from lerobot_craft.training.estimate.ledger import Ledger
@@ -64,6 +65,8 @@ def test_every_policy_is_known(policy_type, estimate, checkpoints):
     assert size["optimizer state"] == pytest.approx(2 * size["gradients"], rel=0.1)  # AdamW: two moments
     assert 0 < size["retention gradient"] <= size["gradients"]
     assert size["activations, anchor pass"] > 0
+    task, anchors = (found["operations"][phase] for phase in ("task pass", "anchor pass"))
+    assert any(f"in the mean {1 + anchors / task:.2f} times" in note for note in found["notes"])
 
 
 @pytest.mark.slow  # several estimates; their parts have quick tests beside this file
@@ -77,6 +80,16 @@ def test_what_no_loss_reaches_has_neither_gradient_nor_state(estimate):
     """The last layer of pi0's language model feeds nothing but its keys and values to the expert."""
     found = parts(estimate("pi0"))
     assert found["gradients"] < 0.95 * found["weights"]
+
+
+def test_the_arithmetic_of_anchors_is_that_of_their_number_and_how_often_they_come(estimate):
+    one, two = (estimate("pi0_fast", **CRAFT, batch_size=4, craft__anchor_batch_size=rows) for rows in (4, 8))
+    assert two["operations"]["anchor pass"] == 2 * one["operations"]["anchor pass"]
+    assert two["operations"]["task pass"] == one["operations"]["task pass"]
+    rare = estimate("pi0_fast", **CRAFT, batch_size=4, craft__anchor_batch_size=4, craft__retention_freq=5)
+    share = one["operations"]["anchor pass"] / one["operations"]["task pass"]
+    assert any(f"in the mean {1 + share / 5:.2f} times" in note for note in rare["notes"])
+    assert "anchor pass" not in estimate("pi0_fast")["operations"]
 
 
 def test_checkpointing_of_activations_is_honoured(estimate):
@@ -206,11 +219,13 @@ def test_a_real_step_holds_what_was_estimated(
         ledger = Ledger()
         state = [value for held in session.optimizer.state.values() for value in held.values()]
         ledger.label([*session.student.parameters(), *session.student.buffers(), *state], "held")
-        with ledger, ledger.phase("step"):
+        with ledger, ledger.phase("step"), FlopCounterMode(display=False) as counter:
             take_step(session, batches, tracker)
-        seen.append(ledger.peak("step").bytes)
+        seen.append((ledger.peak("step").bytes, counter.get_total_flops()))
         return None
 
     monkeypatch.setattr(loop, "_take_step", watched)
     assert craft_train(*train_flags(policy_type, tmp_path / "real", **changes)) == 0
-    assert found["total_bytes"] == pytest.approx(seen[0], rel=0.1)
+    ((peak, operations),) = seen
+    assert found["total_bytes"] == pytest.approx(peak, rel=0.1)
+    assert sum(found["operations"].values()) == pytest.approx(operations, rel=0.05)  # prompts at their longest

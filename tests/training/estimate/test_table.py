@@ -14,7 +14,7 @@ PARTS = {"weights": 2 * GIB, "optimizer": 4 * GIB, "gradients": 2 * GIB, "retent
 def estimate(peaks, unknown=(), constant=None, share=1.0, host=None):
     held = {"weights": round(2 * GIB * share), "batch": GIB}
     found = {phase: Peak({**held, **parts}) for phase, parts in peaks.items()}
-    sizes = Sizes(PARTS, found, dict.fromkeys(unknown, "it is"))
+    sizes = Sizes(PARTS, found, dict.fromkeys(unknown, "it is"), {})
     return make_estimate("run", sizes, constant or {}, share, host or {}, [])
 
 

@@ -58,6 +58,7 @@ class Estimate:
         phases: The largest moment of each phase, in bytes; None where it is not known.
         host: What the machine's own memory holds beside it, at most.
         notes: What a reader must know to use the numbers.
+        operations: Floating-point operations of one device's passes, as far as they are known.
     """
 
     title: str
@@ -65,6 +66,7 @@ class Estimate:
     phases: dict[str, int | None]
     host: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    operations: dict[str, int] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
@@ -91,6 +93,7 @@ class Estimate:
             "parts": [{"name": row.name, "bytes": row.whole, "at_peak_bytes": row.at_peak} for row in self.rows],
             "phases": self.phases,
             "host": self.host,
+            "operations": self.operations,
             "notes": self.notes,
         }
 
@@ -126,4 +129,4 @@ def make_estimate(
     for phase in expected:
         size = sizes.peaks[phase].parts.get(REST, 0) if phase in sizes.peaks else None
         rows.append(Row(_RESTS[phase], size, size if phase == estimate.peak_phase else None if peak is None else 0))
-    return Estimate(title, rows, phases, host, notes)
+    return Estimate(title, rows, phases, host, notes, sizes.operations)

@@ -25,7 +25,7 @@ from lerobot_craft.training.estimate.method_parts import MethodParts, method_par
 from lerobot_craft.training.estimate.options import EstimateConfig
 from lerobot_craft.training.estimate.report import Estimate, make_estimate
 from lerobot_craft.training.estimate.sharing import share, shared_parts
-from lerobot_craft.training.estimate.step import Step
+from lerobot_craft.training.estimate.step import ANCHOR_PASS, TASK_PASS, Step
 from lerobot_craft.training.estimate.weightless import give_tensors, without_memory
 from lerobot_craft.training.methods.registry import make_method
 
@@ -67,6 +67,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         step = Step(ledger, policy, _optimizer(cfg, device), shapes, lambda: _autocast(cfg.policy))
         sizes = step.take(parts.rows, parts.anchoring, share(options))
     notes += [f"{phase}: not known, because {reason}" for phase, reason in sizes.unknown.items()]
+    notes += _arithmetic(sizes.operations, craft.retention_freq)
     notes += _remarks(cfg, craft, options, parts, device)
     title = _title(cfg, craft, options, parts, policy, device)
     return make_estimate(title, sizes, constant, share(options), host_parts(cfg, craft, parts), notes)
@@ -100,6 +101,15 @@ def _optimizer(cfg: Any, device: str) -> Callable[[nn.Module], torch.optim.Optim
 def _autocast(config: Any) -> contextlib.AbstractContextManager[Any]:
     name = autocast_dtype(config)
     return contextlib.nullcontext() if name is None else torch.autocast("cpu", dtype=getattr(torch, name))
+
+
+def _arithmetic(operations: dict[str, int], every: int) -> list[str]:
+    """What anchors cost if arithmetic is all that takes time: 1 + (anchors' operations) / (K x the task's)."""
+    task, anchors = operations.get(TASK_PASS), operations.get(ANCHOR_PASS)
+    if not task or anchors is None:
+        return []
+    counted = f"{task / 1e12:,.3g} TFLOP for the task's pass, {anchors / 1e12:,.3g} for the anchors'"
+    return [f"arithmetic: {counted}; in the mean {1 + anchors / (every * task):.2f} times that of plain fine-tuning"]
 
 
 def _remarks(cfg: Any, craft: CraftConfig, options: EstimateConfig, parts: MethodParts, device: str) -> list[str]:

@@ -6,12 +6,13 @@ optimizer state and the task's batch live all along.
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.student_values import student_drift
@@ -53,11 +54,13 @@ class Sizes:
         parts: By the labels above; without an optimizer that can be imitated, its state is missing.
         peaks: By phase; those that could not be imitated are missing.
         unknown: Why one is missing, by phase.
+        operations: Floating-point operations of matrix products, convolutions and attention, by pass, as known.
     """
 
     parts: dict[str, int]
     peaks: dict[str, Peak]
     unknown: dict[str, str]
+    operations: dict[str, int]
 
 
 class Step:
@@ -87,6 +90,7 @@ class Step:
         self._trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
         self._parts: dict[str, int] = {}
         self._unknown: dict[str, str] = {}
+        self._operations: dict[str, int] = {}
 
     def take(self, rows: int, anchoring: Anchoring | None, share: float = 1.0) -> Sizes:
         """Take it.
@@ -109,7 +113,8 @@ class Step:
             parts[RETENTION] = parts[GRADIENTS]  # at most; what it is once the pass is known
             self._try(ANCHOR_PASS, lambda: self._anchor_pass(anchoring))
         self._try(OPTIMIZER_STEP, self._optimizer_steps)
-        return Sizes(parts, {phase: self._peak(phase, share) for phase in PHASES if ledger.has(phase)}, self._unknown)
+        peaks = {phase: self._peak(phase, share) for phase in PHASES if ledger.has(phase)}
+        return Sizes(parts, peaks, self._unknown, self._operations)
 
     def _peak(self, phase: str, share: float) -> Peak:
         divided = dict.fromkeys(DIVIDED, share)
@@ -120,11 +125,18 @@ class Step:
         return Peak(self._ledger.peak(phase, divided).parts | {OPTIMIZER: state})
 
     def _task_pass(self, batch: dict[str, Any]) -> Tensor:
-        with self._ledger.phase(TASK_PASS):
+        with self._pass(TASK_PASS):
             with self._autocast():
                 loss, _ = self._policy.forward(batch)
             torch.autograd.backward(loss)
         return loss  # type: ignore[no-any-return]
+
+    @contextlib.contextmanager
+    def _pass(self, phase: str) -> Iterator[None]:
+        """Seen by the ledger, its arithmetic counted; noted when it has come to its end."""
+        with self._ledger.phase(phase), FlopCounterMode(display=False) as counter:
+            yield
+        self._operations[phase] = counter.get_total_flops()
 
     def _anchor_pass(self, anchoring: Anchoring) -> None:
         student, adapter, retained = unwrapped(self._policy), anchoring.adapter, anchoring.retained
@@ -133,7 +145,7 @@ class Step:
             columns = anchor_columns(adapter, student, batch, retained, anchoring.rows)
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
         self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
-        with self._ledger.phase(ANCHOR_PASS):
+        with self._pass(ANCHOR_PASS):
             with mode(student, train=adapter.train_mode), self._autocast():
                 drift = student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
             if not drift.requires_grad:
