@@ -3,7 +3,7 @@ import pytest
 from lerobot_craft.bench.collecting import collect_runs
 from lerobot_craft.bench.plan import plan_cells, plan_runs
 from lerobot_craft.bench.store import CellResult, Recorded
-from lerobot_craft.bench.sweep import check_scenarios, choose, read_sweep, sweep_lines, write_sweep
+from lerobot_craft.bench.sweep import Sweep, check_scenarios, choose, read_sweep, sweep_lines, write_sweep
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.summary import collect
 
@@ -61,6 +61,12 @@ def test_a_sequence_is_one_run_with_stages(bench_settings, two_stages):
     assert " && " in run.command
 
 
+def test_a_whole_number_stays_one_through_a_file(tmp_path):
+    write_sweep(tmp_path / "sweep.json", Sweep(["faucet"], {"lora": 4, "l2sp": 1}, {}))
+    knobs = read_sweep(tmp_path / "sweep.json").knobs
+    assert {name: repr(value) for name, value in knobs.items()} == {"lora": "4", "l2sp": "1.0"}
+
+
 def test_a_sweep_takes_the_value_that_keeps_and_learns_most(bench_settings, tmp_path):
     settings = bench_settings(methods=("l2sp", "naive"), sweep=True)
     results = all_finished(settings)
@@ -69,7 +75,7 @@ def test_a_sweep_takes_the_value_that_keeps_and_learns_most(bench_settings, tmp_
             results[run.digest] = finished(run, successes={"reach-red": [True, True], "reach-blue": [True, False]})
     sweep = choose(plan_runs(settings), results, settings)
     assert sweep.knobs == {"l2sp": 0.1}
-    assert sweep.scores["l2sp"] == {"0.001": 0.5, "0.01": 0.5, "0.1": 0.75, "1": 0.5}
+    assert sweep.scores["l2sp"] == {"0.01": 0.5, "0.1": 0.75, "1": 0.5, "10": 0.5}
     assert "-> 0.1" in sweep_lines(sweep)[1]
     write_sweep(tmp_path / "sweep.json", sweep)
     assert read_sweep(tmp_path / "sweep.json") == sweep

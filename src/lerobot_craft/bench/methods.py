@@ -239,14 +239,14 @@ METHODS = {
             "L2-SP",
             "none",
             _baseline("l2sp"),
-            Knob(("craft.l2sp_alpha",), 0.01, (0.001, 0.01, 0.1, 1.0)),
+            Knob(("craft.l2sp_alpha",), 0.01, (0.01, 0.1, 1.0, 10.0)),
         ),
         Method(
             "ewc",
             "EWC",
             "some",
             _ewc,
-            Knob(("craft.ewc_lambda",), 100.0, (10.0, 100.0, 1000.0, 10000.0)),
+            Knob(("craft.ewc_lambda",), 100.0, (100.0, 1e3, 1e4, 1e5, 1e6)),
             source="dataset",
         ),
         Method(

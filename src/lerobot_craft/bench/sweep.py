@@ -1,7 +1,7 @@
 """Choosing each method's knob on tuning scenarios, and handing the choice to the bench that makes the table."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -79,7 +79,14 @@ def read_sweep(path: Path) -> Sweep:
         raise CraftError(f"{path} is no file of `craft bench --sweep`: {error}") from error
     if unknown := [name for name in sweep.knobs if name not in METHODS or METHODS[name].knob is None]:
         raise CraftError(f"{path} sets a knob of {unknown[0]}, which is no method with one: sweep again")
-    return sweep
+    return replace(sweep, knobs={name: _as_tried(name, value) for name, value in sweep.knobs.items()})
+
+
+def _as_tried(method: str, value: float) -> float:
+    """The number of the grid, which may be a whole one (a rank is 4): reading made it 4.0, which is no rank."""
+    knob = METHODS[method].knob
+    tried = () if knob is None else (knob.value, *knob.grid)
+    return next((number for number in tried if number == value), value)
 
 
 def sweep_lines(sweep: Sweep) -> list[str]:
