@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.records.journal import Journal, _csv_line, history_columns, read_history, read_metrics
+from lerobot_craft.training.records.journal import Journal, history_columns, read_history, read_metrics
+from lerobot_craft.training.records.step_file import csv_line
 
 TASKS = ['pick the "red" cup, then the blue one', "two\nlines\rof text", "开抽屉"]
 EMPTY = b"," * (len(history_columns(TASKS)) - 1)
@@ -200,7 +201,7 @@ def test_rows_to_be_taken_again_are_cut_off_also_when_history_is_no_longer_kept(
 def test_a_damaged_line_that_must_stay_is_named(tmp_path, name, line, damaged):
     write(tmp_path, [1, 2, 3])
     path = tmp_path / name
-    head = _csv_line(history_columns(TASKS)) if name.endswith("csv") else b""
+    head = csv_line(history_columns(TASKS)) if name.endswith("csv") else b""
     lines = [head, *path.read_bytes().removeprefix(head).splitlines(keepends=True)]
     lines[line] = damaged
     path.write_bytes(b"".join(lines))
