@@ -16,8 +16,6 @@ from lerobot_craft.training.records.lines import count, human_bytes, number
 from lerobot_craft.training.records.outcomes import Outcome
 from lerobot_craft.training.records.run_file import RunFile
 
-CARD_FILE = "README.md"
-
 _SOURCES = {
     "dataset": "frames of old data",
     "cross": "the old instructions, in frames of the new task and where the teacher's own actions lead from there",

@@ -6,6 +6,7 @@ from pathlib import Path
 from lerobot_craft.anchors.files import read_bytes, write_atomically
 from lerobot_craft.errors import CraftError
 
+CARD_FILE = "README.md"
 NOT_EVALUATED = "Not evaluated. `craft eval before=TEACHER after=CHECKPOINT ... --update_card=true` fills this in."
 
 _SECTION = re.compile(r"<!-- craft:success teacher=([0-9a-f]{64}) -->\n.*?\n<!-- /craft:success -->", re.DOTALL)

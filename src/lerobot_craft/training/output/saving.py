@@ -8,7 +8,7 @@ from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import gather_streams, save_streams
 from lerobot_craft.lerobot_api.training import checkpoint_directory
 from lerobot_craft.training.master_weights import gather_masters, save_masters
-from lerobot_craft.training.output.card import CARD_FILE
+from lerobot_craft.training.output.card_success import CARD_FILE
 from lerobot_craft.training.output.checkpoints import point_last_at, save_craft_state, whole_or_not_at_all
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import save_craft_config

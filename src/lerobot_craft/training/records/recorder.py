@@ -67,7 +67,7 @@ class Recorder:
         )
 
     def _recalled(self, session: Session) -> Outcomes:
-        """How the old tasks came through before a resume: by every anchor step where all are kept, else by the lines."""
+        """How the old tasks came through before a resume: by every anchor step where those are kept, else by lines."""
         found, output_dir = Outcomes(self.tasks), session.cfg.output_dir
         if not session.cfg.resume:
             return found
