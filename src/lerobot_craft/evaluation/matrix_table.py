@@ -40,13 +40,12 @@ def before_and_after(evaluation: Evaluation, row: Row, teacher: str) -> str:
     tasks = list(row.successes)
     shown = [("this checkpoint", row)] if before is None else [("before fine-tuning", before), ("this checkpoint", row)]
     lines = [f"| | {' | '.join(map(cell, tasks))} |", "|---" * (len(tasks) + 1) + "|"]
-    lines += [
-        f"| {name} | {' | '.join(format_estimate(rate_of(own, task)) for task in tasks)} |" for name, own in shown
-    ]
+    for name, own in shown:
+        lines.append(f"| {name} | {' | '.join(format_estimate(rate_of(own, task)) for task in tasks)} |")
     note = (
-        f"Success in `{evaluation.env['type']}`, n = {evaluation.n_episodes} episodes per task from the same start states "
-        f"(seed {evaluation.seed}), {CONFIDENCE:.0%} intervals (Wilson); `craft eval` of CRaFT {evaluation.craft_version}, "
-        f"{evaluation.created[:10]}."
+        f"Success in `{evaluation.env['type']}`, n = {evaluation.n_episodes} episodes per task from the same start "
+        f"states (seed {evaluation.seed}), {CONFIDENCE:.0%} intervals (Wilson); `craft eval` of CRaFT "
+        f"{evaluation.craft_version}, {evaluation.created[:10]}."
     )
     missing = [] if before is not None else ["The policy before fine-tuning was not evaluated beside it."]
     return "\n".join([*lines, "", " ".join([note, *missing])])

@@ -71,29 +71,19 @@ class Journal:
         modules: Sequence[str] = (),
         resume_step: int | None = None,
     ) -> None:
-        metrics_path = output_dir / METRICS_FILE
-        if resume_step is None:
-            begin(metrics_path, b"")
-        else:
-            go_on(metrics_path, b"", resume_step)
-        self._metrics = StepFile(metrics_path, resume_step)
-        self._tables: list[tuple[list[str], StepFile]] = []
-        for name, columns in ((HISTORY_FILE, history_columns(tasks)), (MODULES_FILE, module_columns(modules))):
-            wanted = history and (modules or name == HISTORY_FILE)
-            self._open_table(output_dir / name, columns if wanted else None, resume_step)
-
-    def _open_table(self, path: Path, columns: list[str] | None, resume_step: int | None) -> None:
-        """A CSV file with one row per anchor step; None: it gets no rows."""
-        if columns is None:
-            if resume_step is not None and path.exists():
-                # No rows from here on, but those of steps that are about to be taken again would be untrue.
-                go_on(path, csv_head(path), resume_step)
-            return
-        if resume_step is None:
-            begin(path, csv_line(columns))
-        else:
-            go_on(path, csv_line(columns), resume_step)
-        self._tables.append((columns, StepFile(path, resume_step)))
+        kept = {METRICS_FILE: b""}
+        if history:
+            kept[HISTORY_FILE] = csv_line(history_columns(tasks))
+            if modules:
+                kept[MODULES_FILE] = csv_line(module_columns(modules))
+        # Each is looked at before the first is opened: what is refused leaves no file open.
+        for name in (METRICS_FILE, HISTORY_FILE, MODULES_FILE):
+            _prepare(output_dir / name, kept.get(name), resume_step)
+        self._metrics = StepFile(output_dir / METRICS_FILE, resume_step)
+        columns = {HISTORY_FILE: history_columns(tasks), MODULES_FILE: module_columns(modules)}
+        self._tables = [
+            (columns[name], StepFile(output_dir / name, resume_step)) for name in kept if name != METRICS_FILE
+        ]
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Append one object to metrics.jsonl; it must hold `step`, and every number must be finite."""
@@ -121,6 +111,18 @@ class Journal:
         self._metrics.close()
         for _, file in self._tables:
             file.close()
+
+
+def _prepare(path: Path, head: bytes | None, resume_step: int | None) -> None:
+    """A new file with its header, or a former one without what follows the checkpoint; None: it gets no rows."""
+    if head is None:
+        if resume_step is not None and path.exists():
+            # No rows from here on, but those of steps that are about to be taken again would be untrue.
+            go_on(path, csv_head(path), resume_step)
+    elif resume_step is None:
+        begin(path, head)
+    else:
+        go_on(path, head, resume_step)
 
 
 def read_metrics(output_dir: Path) -> Iterator[dict[str, Any]]:
