@@ -99,6 +99,14 @@ def test_a_run_that_kept_no_history_is_drawn_from_its_lines(tmp_path):
     assert "run. Budget met: yes." in outline(traces([run])).text
 
 
+def test_the_drift_of_the_actions_is_that_of_the_last_line_that_measured_it(kept):
+    """Lines between two anchor steps measure it too, and the history has no row of theirs."""
+    lines = [*kept.metrics[:-1], {**kept.metrics[-1], "action_drift": 0.125, f"action_drift/{TASKS[0]}": 0.5}]
+    whole, first, *_ = replace(kept, metrics=lines).outcomes
+    assert (whole.last_action_drift, first.last_action_drift) == (0.125, 0.5)
+    assert whole.visits == 10
+
+
 def test_plain_fine_tuning_has_a_cost_and_no_trace(kept):
     plain = replace(
         kept, history=[], modules=[], metrics=[{"step": 1, "update_s": 0.5, "method": "naive"}], record=None

@@ -52,8 +52,8 @@ def _evaluation_plane(evaluation: Evaluation) -> Markup | None:
     if not (new and old and whole):
         return None
     points = [
-        _Point(row.name, "before" if i == 0 else "other", _mean(row, old), _mean(row, new))
-        for i, row in enumerate(whole)
+        _Point(row.name, "before" if row is evaluation.rows[0] else "other", _mean(row, old), _mean(row, new))
+        for row in whole
     ]
     return _plane(f"Checkpoints after {', '.join(new)}", points)
 

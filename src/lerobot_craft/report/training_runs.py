@@ -73,7 +73,7 @@ class TrainingRun:
     @cached_property
     def outcomes(self) -> list[Outcome]:
         """All old tasks together, then each, by the rule of the run's own summary."""
-        return outcomes(self.steps, self.tasks)
+        return list(outcomes(self.metrics, self.tasks, self.history or None))
 
     def series(self, key: str) -> list[tuple[float, float]]:
         """(step, value) of a measure, where it was measured."""

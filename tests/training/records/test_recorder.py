@@ -226,7 +226,7 @@ def test_the_run_says_what_it_is_before_its_first_step_and_what_it_took_at_its_e
     assert begun.anchors == AnchorsHeld("both", 4, 123)
     recorder.conclude(recorder.session)
     ended = read_run_file(tmp_path)
-    assert ended.end_step == 6
+    assert (ended.end_step, ended.created) == (6, begun.created)
     assert (ended.took.steps, ended.took.anchor_steps, ended.took.extra_s) == (6, 3, 0.75)
     assert ended.took.process_bytes > 0
 

@@ -56,12 +56,27 @@ class Outcomes:
             yield Outcome(task, drift, len(seen), self._first.get(task), self._last.get(task))
 
 
-def outcomes(records: Iterable[Mapping[str, Any]], tasks: Sequence[str]) -> list[Outcome]:
-    """Of lines that were written already."""
+def outcomes(
+    metrics: Iterable[Mapping[str, Any]], tasks: Sequence[str], history: Iterable[Mapping[str, Any]] | None = None
+) -> Outcomes:
+    """Of lines that were written already.
+
+    Args:
+        metrics: Logged steps.
+        tasks: Old tasks.
+        history: Every anchor step; None where those were not kept, and the logged ones must do.
+    """
     found = Outcomes(tasks)
-    for values in records:
-        found.add(values)
-    return list(found)
+    for values in metrics:
+        found.add(values if history is None else named(values, "action_drift"))
+    for values in history or ():
+        found.add(named(values, "retention_loss"))
+    return found
+
+
+def named(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Of these values, one measure: of all old tasks together and of each."""
+    return {key: value for key, value in values.items() if key == name or key.startswith(f"{name}/")}
 
 
 def _key(name: str, task: str | None) -> str:

@@ -18,8 +18,8 @@ from lerobot_craft.training.records import lines, summary
 from lerobot_craft.training.records.describe import describe, ended
 from lerobot_craft.training.records.journal import Journal, read_history, read_metrics
 from lerobot_craft.training.records.measured import Measured
-from lerobot_craft.training.records.outcomes import Outcomes
-from lerobot_craft.training.records.run_file import write_run_file
+from lerobot_craft.training.records.outcomes import Outcomes, named, outcomes
+from lerobot_craft.training.records.run_file import RunFile, write_run_file
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import as_json
 
@@ -45,6 +45,7 @@ class Recorder:
         self._craft = session.method.context.config if enabled else session.craft
         self._main = session.accelerator.is_main_process
         self._probe = probe
+        self._run: RunFile | None = None
         self._seen: dict[str, Any] = {}  # of the latest anchor step since the last line
         self._measured = Measured()
         known = (session.method.old_anchors if enabled else None) or probe
@@ -68,14 +69,10 @@ class Recorder:
 
     def _recalled(self, session: Session) -> Outcomes:
         """How the old tasks came through before a resume: by every anchor step where those are kept, else by lines."""
-        found, output_dir = Outcomes(self.tasks), session.cfg.output_dir
         if not session.cfg.resume:
-            return found
-        for values in read_metrics(output_dir):
-            found.add(_named(values, "action_drift") if self._keeps_history else values)
-        for values in read_history(output_dir) if self._keeps_history else ():
-            found.add(_named(values, "retention_loss"))
-        return found
+            return Outcomes(self.tasks)
+        output_dir = session.cfg.output_dir
+        return outcomes(read_metrics(output_dir), self.tasks, read_history(output_dir) if self._keeps_history else None)
 
     @property
     def shows_bar(self) -> bool:
@@ -122,7 +119,7 @@ class Recorder:
             if self._journal is not None:
                 self._journal.anchor_step({"step": session.step, **found})
         elif "retention_loss" in self._seen:
-            found = _named(found, "action_drift")
+            found = named(found, "action_drift")
         self._seen |= found
 
     def _measure_actions(self, session: Session) -> dict[str, Any]:
@@ -199,13 +196,18 @@ class Recorder:
         checked: StartReport | None = getattr(session.method, "start_report", None)
         for line in [*text.splitlines(), *(lines.start_lines(checked) if checked is not None else ())]:
             logger.info(line)
-        write_run_file(session.cfg.output_dir, describe(session, self._craft, self.tasks))
+        write_run_file(session.cfg.output_dir, self._described(session))
 
     def card(self, session: Session) -> str:
         """The model card of a checkpoint at this step."""
-        run = describe(session, self._craft, self.tasks)
-        hub = hub_facts(session.cfg.policy)
+        run, hub = self._described(session), hub_facts(session.cfg.policy)
         return model_card(run, session.step, self._epsilon(session), list(self._outcomes), hub)
+
+    def _described(self, session: Session) -> RunFile:
+        """What the run is, with the time when this was first asked: before the first step."""
+        if self._run is None:
+            self._run = describe(session, self._craft, self.tasks)
+        return self._run
 
     def _epsilon(self, session: Session) -> float | None:
         """The budget of the last step; None for a method without one."""
@@ -218,7 +220,7 @@ class Recorder:
         self._journal.flush()
         cfg, craft = session.cfg, self._craft
         timing, peak = self._measured.timing(session.start_s), self._measured.peak()
-        write_run_file(cfg.output_dir, ended(describe(session, craft, self.tasks), session, timing, peak))
+        write_run_file(cfg.output_dir, ended(self._described(session), session, timing, peak))
         text = summary.summary(
             config=craft,
             step=session.step,
@@ -238,11 +240,6 @@ class Recorder:
         """Make all lines durable and close the files, however the run ended."""
         if self._journal is not None:
             self._journal.close()
-
-
-def _named(values: dict[str, Any], name: str) -> dict[str, Any]:
-    """Of these values, one measure: of all old tasks together and of each."""
-    return {key: value for key, value in values.items() if key == name or key.startswith(f"{name}/")}
 
 
 def _finite(values: dict[str, Any], step: int) -> dict[str, Any]:
