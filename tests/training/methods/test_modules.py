@@ -15,6 +15,11 @@ def test_a_large_module_is_taken_apart_and_small_ones_stay_whole():
     assert module_names(sizes) == ["vlm.text", "vlm.vision", "expert", "expert"]
 
 
+def test_modules_of_which_none_holds_half_stay_whole():
+    sizes = named(("a.x.weight", 20), ("a.y.weight", 20), ("b.weight", 30), ("c.weight", 30))
+    assert module_names(sizes) == ["a", "a", "b", "c"]
+
+
 def test_what_lies_directly_in_a_module_keeps_its_name():
     sizes = named(("net.scale", 90), ("net.head.weight", 10))
     assert module_names(sizes) == ["itself", "head"]
