@@ -107,6 +107,13 @@ def test_the_drift_of_the_actions_is_that_of_the_last_line_that_measured_it(kept
     assert whole.visits == 10
 
 
+def test_a_method_that_holds_nothing_to_its_budget_is_not_said_to_meet_it(kept):
+    lwf = replace(kept, metrics=[{**values, "method": "lwf"} for values in kept.metrics])
+    text = outline(traces([lwf])).text
+    assert "kept. Budget met: no budget." in text
+    assert "budget mean" not in text
+
+
 def test_plain_fine_tuning_has_a_cost_and_no_trace(kept):
     plain = replace(
         kept, history=[], modules=[], metrics=[{"step": 1, "update_s": 0.5, "method": "naive"}], record=None

@@ -96,11 +96,12 @@ def _drift(run: TrainingRun) -> Markup:
         for i, task in enumerate(run.tasks)
     ]
     lines.append(_Line(thinned(run.series("retention_loss")), "trace mean", end="mean"))
-    lines.append(_Line(thinned(run.series("epsilon")), "trace budget", "6 4", end="budget"))
+    if run.epsilon is not None:
+        lines.append(_Line(thinned(run.series("epsilon")), "trace budget", "6 4", end="budget"))
     return _drawing(run, "drift", "the drift of each old task, their mean, and the budget", lines)
 
 
-def _multipliers(run: TrainingRun) -> Markup | None:
+def _multipliers(run: TrainingRun) -> Markup:
     lines = [
         _Line(thinned(run.series(f"lambda/{task}")), f"trace {_colour(i)}", _dashes(i), str(i + 1), _colour(i))
         for i, task in enumerate(run.tasks)

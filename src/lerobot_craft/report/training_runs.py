@@ -67,7 +67,9 @@ class TrainingRun:
 
     @property
     def epsilon(self) -> float | None:
-        """The last budget that was written down."""
+        """The last budget that was written down; None for lwf, which logs one and holds nothing to it."""
+        if self.method != "craft":
+            return None
         return next((row["epsilon"] for row in reversed(self.steps) if "epsilon" in row), None)
 
     @cached_property
