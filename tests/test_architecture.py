@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "doctor": {"errors", "lerobot_api"},
     "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors"},
     "evaluation": {"errors", "anchors", "lerobot_api", "teacher"},
-    "report": {"errors", "evaluation"},
+    "report": {"errors", "anchors", "evaluation", "training"},
     "bench": {"errors", "anchors", "doctor", "evaluation", "lerobot_api", "policies", "teacher", "tiny", "training"},
     "cli": {
         *("errors", "lerobot_api", "doctor", "anchors", "teacher", "tiny", "training"),

@@ -93,6 +93,36 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments, complaint, tmp_path):
         run([*SMALL, f"--output_dir={tmp_path}", *arguments])
 
 
+def test_success_before_and_after_goes_into_the_card_of_a_checkpoint(policies, craft_train, tmp_path, capsys):
+    """From a real run to a real card: the teacher is known by its weights, wherever it lies."""
+    from lerobot_craft.tiny.datasets import make_local_dataset
+
+    new = make_local_dataset(tmp_path / "new", ["go to blue"], 1, 6, state_dim=2, action_dim=2)
+    trained = tmp_path / "trained"
+    flags = f"--policy.path={policies['red']} --policy.device=cpu --policy.push_to_hub=false --output_dir={trained}"
+    data = f"--dataset.repo_id=local/new --dataset.root={new} --steps=1 --batch_size=2 --num_workers=0"
+    assert craft_train(*flags.split(), *data.split(), "--craft.enabled=true", "--craft.method=naive") == 0
+    card = trained / "checkpoints" / "last" / "pretrained_model" / "README.md"
+    card.write_text(card.read_text().replace("## Command", "A line of the owner's.\n\n## Command"))
+    teacher = shutil.copytree(policies["red"], tmp_path / "elsewhere")
+    capsys.readouterr()
+    line = [*SMALL, "--env.task=red", f"--output_dir={tmp_path / 'out'}", "--update_card=true"]
+    assert run([f"first={teacher}", f"second={trained}", *line]) == 0
+    assert capsys.readouterr().out.rstrip().endswith(str(card))
+    text = card.read_text()
+    assert "| before fine-tuning | 1.00 [0.34, 1.00] |\n| this checkpoint | 1.00 [0.34, 1.00] |" in text
+    assert "Success in `reach`, n = 2 episodes per task" in text
+    assert "Not evaluated" not in text
+    assert "A line of the owner's." in text
+    assert not (teacher / "README.md").exists()
+
+
+def test_a_card_that_is_not_there_is_said_before_anything_is_played(line, tmp_path):
+    with pytest.raises(CraftError, match="--update_card: none of these checkpoints has a README"):
+        run([*line, "--update_card=true"])
+    assert not (tmp_path / "out").exists()
+
+
 def test_an_environment_must_be_named():
     with pytest.raises(CraftError, match="say where to evaluate"):
         run(["checkpoint"])

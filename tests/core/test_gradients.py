@@ -22,6 +22,22 @@ def test_inner_products_are_those_of_the_long_vectors(pair):
     assert_products_within(pair, 1e-12)
 
 
+@given(gradient_pairs())
+def test_products_of_parts_are_those_of_their_vectors_and_leave_the_whole_to_the_bit(pair):
+    parts = [i % 3 for i in range(len(pair[0]))]
+    whole, *of_parts = g.inner_products_by_part(*pair, parts)
+    assert whole == g.inner_products(*pair)
+    assert len(of_parts) == max(parts) + 1
+    for number, products in enumerate(of_parts):
+        own = [[x for x, part in zip(side, parts, strict=True) if part == number] for side in pair]
+        assert products == pytest.approx(g.inner_products(*own), rel=1e-12, abs=1e-300)
+
+
+def test_a_part_without_gradients_has_products_of_zero():
+    ones = torch.ones(2)
+    assert g.inner_products_by_part([ones, None], [ones, None], [0, 1])[1:] == [(2.0, 2.0, 2.0), (0.0, 0.0, 0.0)]
+
+
 @given(gradient_pairs(), scales, scales)
 def test_combination_is_that_of_the_long_vectors_and_in_place(pair, a, b):
     t, r = pair

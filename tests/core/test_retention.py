@@ -89,6 +89,33 @@ def test_bfloat16_weights_take_the_step_of_float32_ones(policy, data):
     assert all(p.dtype == torch.bfloat16 for p in small.parameters())
 
 
+def test_gradients_are_compared_within_named_parts(policy, data):
+    names = [name.split(".")[0] for name, _ in policy.named_parameters()]
+    step = make_step(policy, parts=names)
+    task, retention = (
+        torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss(), policy.trunk.parameters())])
+        for loss in (lambda: task_loss(policy, data), lambda: per_anchor_drift(policy, data).mean())
+    )
+    expected = torch.nn.functional.cosine_similarity(task, retention, dim=0).item()
+    anchor = take(step, policy, data).anchor
+    # The heads are reached by one of the losses only: there is no angle between a gradient and nothing.
+    assert anchor.part_cosines == {"trunk": pytest.approx(expected, abs=1e-5)}
+    assert anchor.cos != pytest.approx(expected, abs=1e-3), "the whole is not its largest part"
+
+
+def test_parts_change_nothing_of_the_step(policy, data):
+    other = copy.deepcopy(policy)
+    for _ in range(3):
+        take(make_step(policy, parts=["all"] * len(list(policy.parameters()))), policy, data)
+        take(make_step(other), other, data)
+    assert all(torch.equal(a, b) for a, b in zip(policy.parameters(), other.parameters(), strict=True))
+
+
+def test_a_name_for_each_parameter_is_needed(policy):
+    with pytest.raises(ValueError, match="zip"):
+        make_step(policy, parts=["trunk"])
+
+
 def test_lambda_zero_without_projection_is_plain_training(policy, data):
     expected = sgd_reference(policy, lambda p: task_loss(p, data))
     take(make_step(policy, Dual(initial_lambda=0.0), surgery=NO_PROJECTION), policy, data)

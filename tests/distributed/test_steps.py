@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from lerobot_craft.core import AnchorDrift, Dual, Multipliers, RetentionStep, Surgery, drift
 from lerobot_craft.core.divergence import Divergence, find_divergence
-from lerobot_craft.core.gradients import inner_products
+from lerobot_craft.core.gradients import inner_products, inner_products_by_part
 from tests.distributed.ranks import join_ranks, run_on_ranks
 
 STEPS, BATCH = 6, 8
@@ -186,6 +186,8 @@ def check_replicated_and_sharded(rank, world):
     layer(torch.ones(1, 2)).sum().backward()
     sharded, plain = layer.weight.grad, torch.full((5,), 2.0)
     assert inner_products([sharded, plain], [None, plain]) == pytest.approx((6 + 20, 20, 20))
+    parts = inner_products_by_part([sharded, plain], [None, plain], [1, 0])
+    assert [number for products in parts for number in products] == pytest.approx([26, 20, 20, 20, 20, 20, 6, 0, 0])
 
 
 def signs(rank, world):

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.evaluation.matrix_table import matrix_table, rate_of, scores_table, sequence_scores
+from lerobot_craft.evaluation.matrix_table import before_and_after, matrix_table, rate_of, scores_table, sequence_scores
 from tests.evaluation.test_matrix import made
 
 
@@ -13,6 +13,21 @@ def test_rates_stand_with_wilsons_interval():
     assert lines[0] == "n = 4 episodes per task, 95% intervals (Wilson)"
     assert lines[2] == "| checkpoint | a | b | c | mean |"
     assert lines[5] == "| one | 0.75 [0.30, 0.95] | 1.00 [0.51, 1.00] | 0.00 [0.00, 0.49] | 0.58 |"
+
+
+def test_a_card_shows_the_policy_before_by_its_fingerprint_and_not_by_its_place():
+    base, one, two = made().rows
+    lines = before_and_after(made(rows=[two, one, base]), one, base.fingerprint).splitlines()
+    assert lines[:2] == ["| | a | b | c |", "|---|---|---|---|"]
+    assert lines[2].startswith("| before fine-tuning | 1.00 [0.51, 1.00] | 0.00")
+    assert lines[3].startswith("| this checkpoint | 0.75 [0.30, 0.95] | 1.00")
+    assert "n = 4 episodes per task from the same start states (seed 7)" in lines[5]
+
+
+def test_a_card_says_when_the_policy_before_was_not_evaluated():
+    text = before_and_after(made(), made().rows[1], "another")
+    assert "before fine-tuning |" not in text
+    assert text.endswith("The policy before fine-tuning was not evaluated beside it.")
 
 
 def test_what_was_not_played_is_a_dash_and_has_no_mean():

@@ -5,7 +5,8 @@ import pytest
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Drift, Filmstrip, write_results
 from lerobot_craft.evaluation.summary import collect
-from lerobot_craft.report.page import Source, load_sources, render, together
+from lerobot_craft.report.inputs import Inputs, Source, load_inputs
+from lerobot_craft.report.page import render, together
 from tests.evaluation.made_results import METHODS, made_media, made_runs, made_sequences
 from tests.report.html_checks import (
     assert_pictures_are_told,
@@ -31,7 +32,11 @@ ALL_SECTIONS = [
 
 
 def page_of(*sources):
-    return render(sources, together(sources))
+    return render(Inputs(list(sources)), together(sources))
+
+
+def load_sources(paths):
+    return load_inputs(paths).sources
 
 
 def results_of(runs):

@@ -37,5 +37,10 @@ def test_numbers_can_be_read_on_the_heatmap(rate):
     assert contrast("#14181d", colour(rate)) >= 7
 
 
+def test_what_stands_below_a_number_has_its_colour():
+    """The page's soft grey is made for the paper: on a coloured cell it fades, in the dark scheme most of all."""
+    assert ".heat td small { display: block; margin-left: 0; color: inherit; }" in CSS
+
+
 def test_lost_and_kept_have_different_colours():
     assert (colour(0.0), colour(0.5), colour(1.0)) == ("#f3a470", "#f6f3ee", "#7dbee2")

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
 from lerobot_craft.teacher.load import load_teacher
-from lerobot_craft.training.records.journal import read_history, read_metrics
+from lerobot_craft.training.records.journal import read_history, read_metrics, read_modules
+from lerobot_craft.training.records.run_file import read_run_file
 from tests.anchor_fixtures import OLD_TASKS
 
 # What each policy must be trained with for this kind of retention to reach it.
@@ -82,6 +84,14 @@ def test_every_kind_of_retention_trains_and_logs(policy_type, mode, flags, craft
     tasks = {key.removeprefix("lambda/") for key in logged[0] if key.startswith("lambda/")}
     assert tasks == set(OLD_TASKS)
     assert [row["step"] for row in read_history(run)] == [1, 2, 3]
+    cosines = [value for key, value in list(read_modules(run))[-1].items() if key.startswith("cos/")]
+    assert cosines, "at least one module is reached"
+    assert all(-1 <= cos <= 1 for cos in cosines)
+    record = read_run_file(run)
+    assert (record.end_step, record.took.anchor_steps, record.anchors.number) == (3, 3, 12)
+    card = ModelCard((policy_of(run) / "README.md").read_text())
+    assert card.data.library_name == "lerobot"
+    assert f"`{record.fingerprint}`" in card.content
     before, after = weights(checkpoints(policy_type)), weights(policy_of(run))
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
@@ -164,6 +174,8 @@ def test_lora_with_a_cache(craft_run):
     first, *_, last = read_metrics(run)
     assert first["retention_loss"] == pytest.approx(0, abs=1e-6)
     assert last["retention_loss"] > 0
+    # PEFT puts a card of blanks beside its adapter.
+    assert "## Retention" in (policy_of(run) / "README.md").read_text()
 
 
 def test_cross_needs_nothing_but_the_old_instructions(craft_run):

@@ -27,7 +27,8 @@ only those.
   craft eval before=outputs/base after=outputs/new --env.type=craft_metaworld --env.task=faucet-open,faucet-close
   craft eval base=A one=B two=C --env.type=libero --env.task=libero_spatial --learned=libero_spatial/3,libero_spatial/7
 
---policy.x=y changes a setting of all policies, such as --policy.device=cuda.
+--policy.x=y changes a setting of all policies, such as --policy.device=cuda. --update_card=true writes success before
+and after into the README.md of each checkpoint that `craft train` made; the policy before is known by its weights.
 
 flags:
 """
@@ -50,8 +51,10 @@ def run(argv: list[str]) -> int:
         raise CraftError("say where to evaluate: --env.type=TYPE --env.task=A,B (`craft eval --help` has examples)")
     settings = parse_flags(EvalFlags, [flag for flag in rest if not flag.startswith(_PLUGINS)], "craft eval")
     candidates = _candidates(named if policy.path is None else [*named, policy.path])
+    cards = _cards(candidates) if settings.update_card else {}
     evaluation = _evaluate(settings, candidates, policy.overrides, shlex.join(["craft", "eval", *argv]))
     _show(evaluation, settings.output_dir)
+    _fill_in(cards, evaluation)
     return 0
 
 
@@ -88,6 +91,32 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
     if doubled:
         raise CraftError(f"two checkpoints are called {doubled[0]}: name them apart, NAME=CHECKPOINT")
     return found
+
+
+def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
+    """Model cards that `craft train` wrote, by name of the checkpoint; none at all is said before hours of rollouts."""
+    from lerobot_craft.training.output.card_success import CARD_FILE, teacher_of
+
+    places = {
+        candidate.name: [candidate.checkpoint / CARD_FILE, candidate.checkpoint / "pretrained_model" / CARD_FILE]
+        for candidate in candidates
+    }
+    found = {name: card for name, cards in places.items() for card in cards if teacher_of(card) is not None}
+    if not found:
+        raise CraftError(
+            f"--update_card: none of these checkpoints has a {CARD_FILE} with the section that `craft train "
+            "--craft.enabled=true` puts there; leave out --update_card"
+        )
+    return found
+
+
+def _fill_in(cards: dict[str, Path], evaluation: "Evaluation") -> None:
+    from lerobot_craft.evaluation.matrix_table import before_and_after
+    from lerobot_craft.training.output.card_success import fill_in, teacher_of
+
+    for name, card in cards.items():
+        fill_in(card, before_and_after(evaluation, evaluation.row(name), teacher_of(card) or ""))
+        print(card)
 
 
 def _evaluate(

@@ -1,24 +1,26 @@
-"""`craft report`: one HTML page from results, to look at and to send."""
+"""`craft report`: one HTML page from runs of any kind, to look at and to send."""
 
 import argparse
 from pathlib import Path
 
 
 def run(argv: list[str]) -> int:
-    """Write the page, print the table, and return 0."""
+    """Write the page, print the tables, and return 0."""
     parser = argparse.ArgumentParser(
         prog="craft report",
-        description="Turn results.json files of `craft bench` or `craft demo` into one self-contained HTML page.",
-        epilog="Several files become one page. The same run in two of them is refused: it would count twice.",
+        description="Turn runs into one self-contained HTML page: trainings, benches and evaluations, as you like.",
+        epilog="A PATH is the output directory of `craft train`, `craft bench`, `craft demo` or `craft eval`, or a "
+        "results.json or evaluation.json. The same run twice is refused: it would count twice.",
     )
-    parser.add_argument("results", type=Path, nargs="+", metavar="RESULTS.json")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH")
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="the page (default: report.html beside the first results file)"
+        "--output", type=Path, metavar="FILE", help="the page (default: report.html in or beside the first PATH)"
     )
     options = parser.parse_args(argv)
-    from lerobot_craft.report.write import write_report
+    from lerobot_craft.report.write import default_output, write_report
 
-    output: Path = options.output or options.results[0].parent / "report.html"
-    print(write_report(options.results, output))
-    print(f"\n{output}")
+    output: Path = options.output or default_output(options.paths)
+    if tables := write_report(options.paths, output):
+        print(f"{tables}\n")
+    print(output)
     return 0

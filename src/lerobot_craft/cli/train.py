@@ -1,6 +1,7 @@
 """`craft train`: lerobot-train, and the skills stay."""
 
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -47,7 +48,7 @@ def run(argv: list[str]) -> int:
 
     settings = config_class(craft_flags)
     cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
-    train(cfg, craft)
+    train(cfg, craft, shlex.join(["craft", "train", *argv]))
     return 0
 
 

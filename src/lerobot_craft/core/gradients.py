@@ -8,6 +8,7 @@ shard can even have the wrong sign, so every product is summed over ranks before
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import torch
@@ -19,6 +20,19 @@ from lerobot_craft.core.precision import widen
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 
 Gradients = Sequence[Tensor | None]
+
+
+@dataclass
+class _Scalars:
+    """Inner products of blocks, still on their devices, and the part of the parameters that each belongs to."""
+
+    values: list[Tensor] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+
+    def append(self, value: Tensor, part: int) -> None:
+        self.values.append(value)
+        self.parts.append(part)
+
 
 # Inner products walk the gradients in blocks. On a CPU both blocks stay in the cache while their three products are
 # taken, so memory is read once instead of twice; on an accelerator a block only bounds the float32 copy of
@@ -49,26 +63,45 @@ def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None =
 
     Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64.
     """
+    return inner_products_by_part(a, b, (), group)[0]
+
+
+def inner_products_by_part(
+    a: Gradients, b: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None = None
+) -> list[tuple[float, float, float]]:
+    """The products over all parameters, as `inner_products` has them to the bit, then those of each part of them.
+
+    They are sums of the same numbers, which have come from the device and cross ranks together already: a part costs
+    no pass over a gradient and no message.
+
+    Args:
+        a: Gradients.
+        b: Others of the same parameters.
+        parts: Which part each parameter belongs to, counted from 0; empty: no parts.
+        group: The ranks that share the model.
+    """
     # Keyed by the weight of a rank's values in the sum over ranks: what is held twice must count once.
-    products: dict[float, list[list[Tensor]]] = defaultdict(lambda: [[], [], []])
+    products: dict[float, list[_Scalars]] = defaultdict(lambda: [_Scalars(), _Scalars(), _Scalars()])
     world = world_size(group)
-    for x, y in zip(a, b, strict=True):
+    for x, y, part in zip(a, b, parts or [0] * len(a), strict=True):
         present = x if x is not None else y
         if present is None:
             continue
         aa, ab, bb = products[_share(present, world)]
         for u, v in zip_longest(_blocks(x), _blocks(y)):
             if u is not None:
-                aa.append(u.dot(u))
+                aa.append(u.dot(u), part)
             if v is not None:
-                bb.append(v.dot(v))
+                bb.append(v.dot(v), part)
             if u is not None and v is not None:
-                ab.append(u.dot(v))
-    local = torch.zeros(3, dtype=torch.float64)
+                ab.append(u.dot(v), part)
+    local = torch.zeros(1 + (max(parts) + 1 if parts else 0), 3, dtype=torch.float64)  # [whole and parts, products]
     for share, kinds in products.items():
-        local += share * _totals(kinds)
-    aa_sum, ab_sum, bb_sum = sum_over_ranks(local, group).tolist()
-    return aa_sum, ab_sum, bb_sum
+        for column, (scalars, values) in enumerate(zip(kinds, _on_cpu(kinds), strict=True)):
+            local[0, column] += share * values.sum()
+            if parts:
+                local[1:, column].index_add_(0, torch.tensor(scalars.parts, dtype=torch.long), share * values)
+    return [(aa, ab, bb) for aa, ab, bb in sum_over_ranks(local, group).tolist()]
 
 
 def squared_norm(gradients: Gradients, group: dist.ProcessGroup | None = None) -> float:
@@ -163,11 +196,11 @@ def _share(gradient: Tensor, world: int) -> float:
     return math.prod(sharded) / world
 
 
-def _totals(kinds: list[list[Tensor]]) -> Tensor:
-    """Sum of each list of scalars, on the CPU in float64, by one transfer: each would wait for the device."""
-    scalars = [scalar for kind in kinds for scalar in kind]
+def _on_cpu(kinds: list[_Scalars]) -> tuple[Tensor, ...]:
+    """The scalars of each kind as one float64 tensor, by one transfer for all: each would wait for the device."""
+    scalars = [scalar for kind in kinds for scalar in kind.values]
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).cpu().double()
-    return torch.stack([kind.sum() for kind in values.split([len(kind) for kind in kinds])])
+    return tuple(values.split([len(kind.values) for kind in kinds]))
 
 
 def _average_bucket(bucket: list[Tensor], world: int, group: dist.ProcessGroup | None) -> None:

@@ -56,6 +56,7 @@ class AnchorReport:
     task_weight: float
     retention_weight: float
     retention_bytes: int  # of this rank's retention gradient: the memory beyond plain training
+    part_cosines: dict[str, float]  # the cosine within each part of the parameters that both gradients reach
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class RetentionStep:
         backward: how the task loss is differentiated; `accelerator.backward` under accelerate. It must leave unscaled
             gradients: float16 loss scaling is not supported, bfloat16 needs none.
         group: the ranks that share this model; the default group if torch.distributed is initialised.
+        parts: a name for each of `parameters`; the two gradients are then also compared within each name.
     """
 
     def __init__(
@@ -104,13 +106,18 @@ class RetentionStep:
         retention_freq: int = 1,
         backward: Callable[[Tensor], None] = torch.autograd.backward,
         group: dist.ProcessGroup | None = None,
+        parts: Sequence[str] | None = None,
     ) -> None:
         if retention_freq < 1:
             raise ValueError(f"retention_freq must be at least 1; got {retention_freq}")
         self.units = [1.0] * len(multipliers.groups) if units is None else [float(u) for u in units]
         if len(self.units) != len(multipliers.groups) or not all(0 < u < math.inf for u in self.units):
             raise ValueError(f"{len(multipliers.groups)} positive units are needed, one per group; got {units}")
-        self.parameters = [p for p in parameters if p.requires_grad]
+        given = list(parameters)
+        self.parameters = [p for p in given if p.requires_grad]
+        names = [name for p, name in zip(given, parts, strict=True) if p.requires_grad] if parts is not None else []
+        self._part_names = list(dict.fromkeys(names))
+        self._parts = [self._part_names.index(name) for name in names]
         if not self.parameters:
             raise CraftError("there is nothing to train: every parameter is frozen")
         self.optimizer = optimizer
@@ -192,7 +199,7 @@ class RetentionStep:
                 "from, or retain a value that the trained parameters reach"
             )
         retention = average_over_ranks(self.parameters, differentiate(constraint.loss, self.parameters), self._group)
-        gram = Gram.of(task, retention, self._group)
+        gram, of_parts = Gram.by_part(task, retention, self._parts, self._group)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
         retention_bytes = sum(local_part(g).nbytes for g in retention if g is not None)
         merged = combine_(task, retention, weights.task, weights.retention)
@@ -212,6 +219,9 @@ class RetentionStep:
             task_weight=weights.task,
             retention_weight=weights.retention,
             retention_bytes=retention_bytes,
+            part_cosines={
+                n: part.cos for n, part in zip(self._part_names, of_parts, strict=True) if part.has_direction
+            },
         )
         return StepReport(self.step, task_loss, gram.task_norm, weights.norm, anchor)
 

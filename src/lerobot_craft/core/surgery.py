@@ -6,6 +6,7 @@ result in place, and no copy of either: the only memory beyond plain training is
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
@@ -13,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lerobot_craft.core.gradients import Gradients, combine_, inner_products
+from lerobot_craft.core.gradients import Gradients, combine_, inner_products, inner_products_by_part
 from lerobot_craft.errors import CraftError
 
 ProjectionMode = Literal["weighted", "equal", "task_priority"]
@@ -79,6 +80,14 @@ class Gram:
     def of(cls, task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> "Gram":
         """Measure two gradient lists, over all ranks of the group."""
         return cls(*inner_products(task, retention, group))
+
+    @classmethod
+    def by_part(
+        cls, task: Gradients, retention: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None = None
+    ) -> "tuple[Gram, list[Gram]]":
+        """The same measure, and beside it that of each part of the parameters (see `inner_products_by_part`)."""
+        whole, *of_parts = inner_products_by_part(task, retention, parts, group)
+        return cls(*whole), [cls(*products) for products in of_parts]
 
     @property
     def task_norm(self) -> float:

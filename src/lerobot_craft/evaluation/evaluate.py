@@ -1,6 +1,5 @@
 """Play what an evaluation lacks, checkpoint by checkpoint and task by task; each entry is kept once it is played."""
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from lerobot_craft.anchors.files import plain_errors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, Row, read_evaluation, write_evaluation
 from lerobot_craft.lerobot_api.rollouts import Player, load_player, ready
-from lerobot_craft.teacher.fingerprint import fingerprint
+from lerobot_craft.teacher.fingerprint import fingerprint, identity
 from lerobot_craft.teacher.weights import check_weights
 
 
@@ -54,7 +53,8 @@ def evaluate(
         output_dir.mkdir(parents=True, exist_ok=True)
     for candidate in candidates:
         player = _load(candidate, env, overrides)
-        evaluation = evaluation.with_row(Row(candidate.name, str(candidate.checkpoint), _identity(player), {}))
+        identified = identity(fingerprint(player.policy, player.preprocessor, player.postprocessor))
+        evaluation = evaluation.with_row(Row(candidate.name, str(candidate.checkpoint), identified, {}))
         # Made anew for each policy: some environments go on with another start state after every reset.
         with ready(player, env, evaluation.batch_size) as stages:
             _check_learned(asked.learned, list(stages))
@@ -74,11 +74,6 @@ def _load(candidate: Candidate, env: Any, overrides: Sequence[str]) -> Player:
     if not hasattr(player.policy, "peft_config"):  # an adapter's weights are not all in its own directory
         check_weights(player.policy, candidate.checkpoint)
     return player
-
-
-def _identity(player: Player) -> str:
-    parts = fingerprint(player.policy, player.preprocessor, player.postprocessor)
-    return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
 
 
 def _check_learned(learned: Sequence[str], tasks: Sequence[str]) -> None:

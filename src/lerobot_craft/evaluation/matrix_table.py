@@ -28,6 +28,29 @@ def matrix_table(evaluation: Evaluation) -> str:
     return "\n".join(lines)
 
 
+def before_and_after(evaluation: Evaluation, row: Row, teacher: str) -> str:
+    """One checkpoint beside the policy that it was fine-tuned from, for its model card.
+
+    Args:
+        evaluation: Both, or the checkpoint alone.
+        row: Of the checkpoint.
+        teacher: Fingerprint of the policy before fine-tuning, by whatever name it was evaluated.
+    """
+    before = next((other for other in evaluation.rows if other.fingerprint == teacher), None)
+    tasks = list(row.successes)
+    shown = [("this checkpoint", row)] if before is None else [("before fine-tuning", before), ("this checkpoint", row)]
+    lines = [f"| | {' | '.join(map(cell, tasks))} |", "|---" * (len(tasks) + 1) + "|"]
+    for name, own in shown:
+        lines.append(f"| {name} | {' | '.join(format_estimate(rate_of(own, task)) for task in tasks)} |")
+    note = (
+        f"Success in `{evaluation.env['type']}`, n = {evaluation.n_episodes} episodes per task from the same start "
+        f"states (seed {evaluation.seed}), {CONFIDENCE:.0%} intervals (Wilson); `craft eval` of CRaFT "
+        f"{evaluation.craft_version}, {evaluation.created[:10]}."
+    )
+    missing = [] if before is not None else ["The policy before fine-tuning was not evaluated beside it."]
+    return "\n".join([*lines, "", " ".join([note, *missing])])
+
+
 def rate_of(row: Row, task: str) -> Estimate | None:
     """A rate with its interval; None where it was not played."""
     if task not in row.successes:

@@ -31,6 +31,8 @@ class EvalFlags:
     output_dir: Path = Path("outputs/eval")
     # Where checkpoints are the stages of a sequence: the tasks that the second, third, ... has learned, with commas.
     learned: str = ""
+    # Write success before and after into the README.md of each checkpoint that `craft train` made.
+    update_card: bool = False
 
 
 def env_as_json(env: envs.EnvConfig) -> dict[str, Any]:

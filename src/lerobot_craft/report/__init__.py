@@ -1,4 +1,4 @@
-"""The report: one self-contained HTML page from results. It reads results only, and needs no script and no network.
+"""The report: one self-contained HTML page from what runs wrote down. It needs no script, no network and no torch.
 
-Each section is a function from results to markup, or to nothing where its data is missing; `page` puts them in order.
+Each section is a function from what was read to markup, or to nothing where its data is missing; `page` orders them.
 """

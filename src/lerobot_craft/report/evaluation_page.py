@@ -4,7 +4,7 @@ from lerobot_craft.evaluation.intervals import CONFIDENCE
 from lerobot_craft.evaluation.matrix import Evaluation, Row
 from lerobot_craft.evaluation.matrix_table import CONVENTIONS, rate_of, sequence_scores
 from lerobot_craft.evaluation.table import number
-from lerobot_craft.report.heatmap import grid, heat
+from lerobot_craft.report.heatmap import grid, with_interval
 from lerobot_craft.report.layout import page, stamp
 from lerobot_craft.report.markup import Markup, element, fragment
 from lerobot_craft.report.tables import table
@@ -13,15 +13,16 @@ from lerobot_craft.report.tables import table
 def render_evaluation(evaluation: Evaluation) -> str:
     """One HTML page."""
     sections = (
-        ("Success", _matrix(evaluation)),
-        ("As a sequence of tasks", _scores(evaluation)),
-        ("Checkpoints", _checkpoints(evaluation)),
+        ("Success", success_grid(evaluation)),
+        ("As a sequence of tasks", score_table(evaluation)),
+        ("Checkpoints", checkpoint_table(evaluation)),
         ("Command", element("pre", evaluation.command)),
     )
     return page("What the checkpoints can do", [stamp([evaluation])], sections)
 
 
-def _matrix(evaluation: Evaluation) -> Markup:
+def success_grid(evaluation: Evaluation) -> Markup:
+    """Rates with intervals: a row per checkpoint, a column per task."""
     caption = (
         f"{evaluation.env['type']}: n = {evaluation.n_episodes} episodes per task, the same start states for all "
         f"(seed {evaluation.seed}); below each rate its {CONFIDENCE:.0%} interval (Wilson)"
@@ -36,12 +37,11 @@ def _row(row: Row, evaluation: Evaluation) -> Markup:
 
 def _cell(row: Row, task: str) -> Markup:
     rate = rate_of(row, task)
-    if rate is None or rate.low is None or rate.high is None:
-        return element("td", "-")
-    return heat(rate.value, element("small", f"{number(rate.low)} to {number(rate.high)}"))
+    return element("td", "-") if rate is None else with_interval(rate)
 
 
-def _scores(evaluation: Evaluation) -> Markup | None:
+def score_table(evaluation: Evaluation) -> Markup | None:
+    """Scores of a sequence; None where the checkpoints are none."""
     scores = sequence_scores(evaluation)
     if not scores:
         return None
@@ -50,6 +50,7 @@ def _scores(evaluation: Evaluation) -> Markup | None:
     return fragment(table(["score", "value ± standard error"], rows, caption), element("p", CONVENTIONS))
 
 
-def _checkpoints(evaluation: Evaluation) -> Markup:
+def checkpoint_table(evaluation: Evaluation) -> Markup:
+    """Where each checkpoint was found."""
     rows = [[row.name, row.checkpoint] for row in evaluation.rows]
     return table(["name", "checkpoint"], rows, "where they were found")

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from lerobot_craft.evaluation.results import Role, Run
-from lerobot_craft.evaluation.summary import BASE_LABEL, group_by_setting
+from lerobot_craft.evaluation.intervals import CONFIDENCE, Cell
+from lerobot_craft.evaluation.results import Estimate, Role, Run
+from lerobot_craft.evaluation.summary import BASE_LABEL, group_by_setting, rate
 from lerobot_craft.evaluation.table import number
 from lerobot_craft.report.families import full_name
 from lerobot_craft.report.markup import Child, Markup, element, foreground, fragment
@@ -35,6 +36,7 @@ def _heatmap(policy: str, scenario: str, runs: Sequence[Run]) -> Markup:
     rows = [_row(BASE_LABEL, tasks, bases, lambda run: run.base)]
     rows += [_row(full_name(group[0]), tasks, group, lambda run: run.after) for group in group_by_setting(runs)]
     caption = f"{policy}, {scenario}: mean over seeds ({_seeds(runs)}), n = {_episodes(runs)} episodes per task and run"
+    caption += f"; below each rate its {CONFIDENCE:.0%} interval"
     return grid(caption, [element("th", "method", scope="col"), *head], rows)
 
 
@@ -49,21 +51,33 @@ def grid(caption: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup
 def _row(label: str, tasks: Sequence[str], runs: Sequence[Run], of: Callable[[Run], dict[str, float]]) -> Markup:
     cells = []
     for task in tasks:
-        rates = [of(run)[task] for run in runs if task in of(run)]
-        cells.append(heat(sum(rates) / len(rates)) if rates else element("td", "-"))
+        measured = [run for run in runs if task in of(run)]
+        found = [Cell(run.scenario, run.seed, task, of(run)[task]) for run in measured]
+        cells.append(with_interval(rate(found, min(map(_n, measured)))) if found else element("td", "-"))
     return element("tr", element("th", label, scope="row"), cells)
 
 
-def heat(rate: float, *below: Child) -> Markup:
+def with_interval(estimate: Estimate) -> Markup:
+    """A cell in the colour of its rate, with the interval below."""
+    if estimate.low is None or estimate.high is None:
+        return heat(estimate.value)
+    return heat(estimate.value, element("small", f"{number(estimate.low)} to {number(estimate.high)}"))
+
+
+def heat(value: float, *below: Child) -> Markup:
     """A cell in the colour of its rate."""
-    return element("td", number(rate), *below, style=f"background:{colour(rate)}")
+    return element("td", number(value), *below, style=f"background:{colour(value)}")
 
 
-def colour(rate: float) -> str:
+def colour(value: float) -> str:
     """Orange at 0, near white in the middle, blue at 1."""
-    first, second, share = (_LOST, _MIDDLE, rate * 2) if rate < 0.5 else (_MIDDLE, _KEPT, rate * 2 - 1)
+    first, second, share = (_LOST, _MIDDLE, value * 2) if value < 0.5 else (_MIDDLE, _KEPT, value * 2 - 1)
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(first, second, strict=True))
     return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _n(run: Run) -> int:
+    return run.n_episodes
 
 
 def _mark(run: Run, task: str) -> list[Child]:

@@ -34,9 +34,11 @@ def page(title: str, opening: Iterable[Child], sections: Iterable[tuple[str, Mar
     return document(_head(title), body)
 
 
-def stamp(sources: Iterable[Dated]) -> Markup:
-    """Releases and days that the sources come from."""
+def stamp(sources: Iterable[Dated]) -> Markup | None:
+    """Releases and days that the sources come from; None where nothing says."""
     known = list(sources)
+    if not known:
+        return None
     versions = ", ".join(dict.fromkeys(source.craft_version for source in known))
     dates = ", ".join(dict.fromkeys(source.created[:10] for source in known))
     return element("p", f"CRaFT {versions}, {dates}", class_="stamp")

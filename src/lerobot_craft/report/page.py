@@ -1,43 +1,28 @@
 """The page: sections in order, each left out where its data is missing."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 
-from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.comparison import compare_with
-from lerobot_craft.evaluation.results import Results, read_results
+from lerobot_craft.evaluation.matrix import Evaluation
+from lerobot_craft.evaluation.results import Results
 from lerobot_craft.evaluation.summary import collect
-from lerobot_craft.report.filmstrips import Strip, filmstrips, load_strips
+from lerobot_craft.report.conflicts import conflicts
+from lerobot_craft.report.evaluation_page import checkpoint_table, score_table, success_grid
+from lerobot_craft.report.filmstrips import filmstrips
 from lerobot_craft.report.headline import headline
 from lerobot_craft.report.heatmap import heatmaps
-from lerobot_craft.report.layout import page, stamp
+from lerobot_craft.report.inputs import Inputs, Source
+from lerobot_craft.report.layout import Dated, page, stamp
+from lerobot_craft.report.markup import Markup, element, fragment
 from lerobot_craft.report.planes import drift_planes, retention_planes
 from lerobot_craft.report.provenance import commands, how_measured
 from lerobot_craft.report.sequences import sequences
 from lerobot_craft.report.tables import comparison_table, cost_table, main_tables
+from lerobot_craft.report.traces import traces
+from lerobot_craft.report.training_costs import training_commands, training_costs
 
 _TITLE = "What fine-tuning kept and what it lost"
 _REFERENCE = "er"  # replay is what most people would try first
-
-
-@dataclass(frozen=True)
-class Source:
-    """Results and the pictures that belong to them."""
-
-    results: Results
-    strips: list[Strip]
-
-
-def load_sources(paths: Sequence[Path]) -> list[Source]:
-    """Read results files with their pictures."""
-    sources = []
-    for path in paths:
-        results = read_results(path)
-        if not results.runs:
-            raise CraftError(f"{path}: there is no finished run in it. Let `craft bench` finish one, then try again.")
-        sources.append(Source(results, load_strips(results.media, path.parent)))
-    return sources
 
 
 def together(sources: Sequence[Source]) -> Results:
@@ -46,21 +31,38 @@ def together(sources: Sequence[Source]) -> Results:
     return collect(runs, command="", settings={})
 
 
-def render(sources: Sequence[Source], results: Results) -> str:
-    """One HTML page of `results`, which are the sources taken `together`."""
-    runs = results.runs
-    originals = [source.results for source in sources]
-    strips = [strip for source in sources for strip in source.strips]
+def render(inputs: Inputs, results: Results) -> str:
+    """One HTML page of the inputs; `results` are those of a bench among them taken `together`."""
+    runs, evaluations, trainings = results.runs, inputs.evaluations, inputs.trainings
+    originals = [source.results for source in inputs.sources]
+    strips = [strip for source in inputs.sources for strip in source.strips]
     sections = (
         ("What is kept, what is learnt", main_tables(results.summary) if results.summary else None),
         ("Against replay with as many old frames", comparison_table(compare_with(runs, _REFERENCE))),
         ("The same prompt, before and after", filmstrips(strips)),
-        ("Retention and plasticity", retention_planes(results.summary)),
-        ("Task by task", heatmaps(runs)),
-        ("Sequences of tasks", sequences(runs, results.sequences)),
+        ("Retention and plasticity", retention_planes(results.summary, evaluations)),
+        ("Task by task", _all([heatmaps(runs), *map(success_grid, evaluations)])),
+        ("Sequences of tasks", _all([sequences(runs, results.sequences), *map(score_table, evaluations)])),
         ("Does drift foretell forgetting?", drift_planes(runs, results.correlations)),
-        ("What it costs", cost_table(results.summary)),
-        ("How it was measured", how_measured(runs)),
-        ("Commands", commands(originals)),
+        ("Drift, budget and multipliers", traces(trainings)),
+        ("Where the gradients conflict", conflicts(trainings)),
+        ("What it costs", _all([cost_table(results.summary), training_costs(trainings)])),
+        ("How it was measured", how_measured(runs) if runs else None),
+        ("Checkpoints", _all(map(checkpoint_table, evaluations))),
+        ("Commands", _all([commands(originals) if runs else None, *_lines(evaluations), training_commands(trainings)])),
     )
-    return page(_TITLE, [headline(results.summary), stamp(originals)], sections)
+    return page(_TITLE, [headline(results.summary), stamp(_dated(inputs))], sections)
+
+
+def _all(parts: Iterable[Markup | None]) -> Markup | None:
+    """One after the other; None where there are none."""
+    return fragment(*parts) or None
+
+
+def _lines(evaluations: Sequence[Evaluation]) -> list[Markup]:
+    return [element("pre", element("code", evaluation.command)) for evaluation in evaluations]
+
+
+def _dated(inputs: Inputs) -> list[Dated]:
+    records = [run.record for run in inputs.trainings if run.record is not None]
+    return [*(source.results for source in inputs.sources), *inputs.evaluations, *records]

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from lerobot_craft.evaluation.correlation import Kind, Pair, pairs_per_run, pairs_per_task
+from lerobot_craft.evaluation.matrix import Evaluation, Row
 from lerobot_craft.evaluation.results import Correlation, Correlations, Run, Summary
 from lerobot_craft.evaluation.table import grouped, number
 from lerobot_craft.report.families import FAMILIES, Family, family_of, full_name
@@ -15,22 +17,58 @@ _BADGE = 8.5  # radius of a numbered point
 _KINDS: dict[Kind, str] = {"action": "drift of actions", "hidden": "drift of hidden states"}
 
 
-def retention_planes(rows: Sequence[Summary]) -> Markup | None:
-    """Old against new success, a numbered point per row of the main table; one drawing per policy."""
+@dataclass(frozen=True)
+class _Point:
+    """A method or a checkpoint in the plane."""
+
+    name: str
+    css: str
+    old: float
+    new: float
+
+
+def retention_planes(rows: Sequence[Summary], evaluations: Sequence[Evaluation] = ()) -> Markup | None:
+    """Old against new success: a drawing per policy of a bench, and per evaluation that says what was learned."""
     groups = grouped(rows)
     shown = [group for group in groups if group[0].role == "final"] or groups
-    return element("div", [_plane(group) for group in shown], class_="figures") if shown else None
+    planes = [_plane(_title(group), [_of_summary(row) for row in group]) for group in shown]
+    planes += [plane for evaluation in evaluations if (plane := _evaluation_plane(evaluation))]
+    return element("div", planes, class_="figures") if planes else None
 
 
-def _plane(rows: Sequence[Summary]) -> Markup:
+def _title(rows: Sequence[Summary]) -> str:
+    return f"{rows[0].policy}, {'final' if rows[0].role == 'final' else 'tuning'} scenarios"
+
+
+def _of_summary(row: Summary) -> _Point:
+    return _Point(full_name(row), family_of(row.method).css, row.old_mean.value, row.new.value)
+
+
+def _evaluation_plane(evaluation: Evaluation) -> Markup | None:
+    """Means over old and over learned tasks; None where nothing was learned, or nothing is old."""
+    new = [task for task in evaluation.tasks if task in evaluation.learned]
+    old = [task for task in evaluation.tasks if task not in evaluation.learned]
+    whole = [row for row in evaluation.rows if set(row.successes) == set(evaluation.tasks)]
+    if not (new and old and whole):
+        return None
+    points = [
+        _Point(row.name, "before" if row is evaluation.rows[0] else "other", _mean(row, old), _mean(row, new))
+        for row in whole
+    ]
+    return _plane(f"Checkpoints after {', '.join(new)}", points)
+
+
+def _mean(row: Row, tasks: Sequence[str]) -> float:
+    return sum(map(row.rate, tasks)) / len(tasks)
+
+
+def _plane(title: str, points: Sequence[_Point]) -> Markup:
     axes = Axes(_UNIT, _UNIT, height=400.0)
-    exact = [axes.at(row.old_mean.value, row.new.value) for row in rows]
+    exact = [axes.at(point.old, point.new) for point in points]
     parts: list[Child] = [axes.frame("success on old tasks (kept)", "success on the new task (learnt)")]
-    for i, (row, point, badge) in enumerate(zip(rows, exact, spread(exact, axes), strict=True)):
-        parts.append(_badge(i, row, point, badge))
-    first = rows[0]
-    title = f"{first.policy}, {'final' if first.role == 'final' else 'tuning'} scenarios"
-    keys = [element("li", full_name(row), value=str(i), class_=family_of(row.method).css) for i, row in enumerate(rows)]
+    for i, (point, place, badge) in enumerate(zip(points, exact, spread(exact, axes), strict=True)):
+        parts.append(_badge(i, point, place, badge))
+    keys = [element("li", point.name, value=str(i), class_=point.css) for i, point in enumerate(points)]
     label = f"{title}: success on old tasks across, on the new task upwards; top right is best"
     return element(
         "figure",
@@ -58,9 +96,9 @@ def spread(points: Sequence[tuple[float, float]], axes: Axes) -> list[tuple[floa
     return placed
 
 
-def _badge(index: int, row: Summary, point: tuple[float, float], badge: tuple[float, float]) -> Markup:
-    css = family_of(row.method).css
-    tip = f"{full_name(row)}: old {number(row.old_mean.value)}, new {number(row.new.value)}"
+def _badge(index: int, shown: _Point, point: tuple[float, float], badge: tuple[float, float]) -> Markup:
+    css = shown.css
+    tip = f"{shown.name}: old {number(shown.old)}, new {number(shown.new)}"
     leader = None
     if badge != point:
         leader = element("line", x1=point[0], y1=point[1], x2=badge[0], y2=badge[1], class_="leader")

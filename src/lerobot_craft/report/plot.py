@@ -8,6 +8,7 @@ from lerobot_craft.report.families import Family
 from lerobot_craft.report.markup import Child, Markup, element, fragment
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 16.0, 16.0, 46.0  # room for tick labels and titles
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _LOG_FROM = 30.0  # a wider span of positive values is unreadable on a linear axis
 
 
@@ -46,6 +47,12 @@ class Scale:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [i * step for i in range(first, last + 1)]
 
+    def label(self, tick: float) -> str:
+        """A tick in few letters: a power of ten where decades would need many zeros."""
+        if self.log and not 1e-2 <= tick <= 1e3:
+            return "10" + str(round(math.log10(tick))).translate(_RAISED)
+        return f"{tick:g}"
+
 
 @dataclass(frozen=True)
 class Axes:
@@ -68,14 +75,14 @@ class Axes:
         left, bottom = self.at(self.x.low, self.y.low)
         right, top = self.at(self.x.high, self.y.high)
         parts: list[Child] = []
-        for value, label in (x_labels or {tick: f"{tick:g}" for tick in self.x.ticks()}).items():
+        for value, label in (x_labels or {tick: self.x.label(tick) for tick in self.x.ticks()}).items():
             x, _ = self.at(value, self.y.low)
             parts.append(element("line", x1=x, x2=x, y1=top, y2=bottom, class_="grid"))
             parts.append(element("text", label, x=x, y=bottom + 16, class_="tick", text_anchor="middle"))
         for value in self.y.ticks():
             _, y = self.at(self.x.low, value)
             parts.append(element("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
-            parts.append(element("text", f"{value:g}", x=left - 7, y=y + 4, class_="tick", text_anchor="end"))
+            parts.append(element("text", self.y.label(value), x=left - 7, y=y + 4, class_="tick", text_anchor="end"))
         middle = (top + bottom) / 2
         parts.append(
             element("text", x_title, x=(left + right) / 2, y=self.height - 8, class_="title", text_anchor="middle")

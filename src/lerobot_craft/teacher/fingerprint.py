@@ -51,6 +51,11 @@ def fingerprint(policy: nn.Module, preprocessor: Processor, postprocessor: Proce
     }
 
 
+def identity(parts: Mapping[str, str]) -> str:
+    """One SHA-256 of all parts: a name for the policy that neither its path nor its device changes."""
+    return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
+
+
 def compare(cached: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
     """What differs between the teacher of a cache and the present one, as sentences; empty if it is the same."""
     return [sentence for part, sentence in _DIFFERENCES.items() if cached.get(part) != present.get(part)]

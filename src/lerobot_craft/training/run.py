@@ -21,21 +21,22 @@ from lerobot_craft.training.session import Session, open_session
 logger = logging.getLogger(__name__)
 
 
-def train(cfg: Any, craft: CraftConfig) -> None:
+def train(cfg: Any, craft: CraftConfig, command: str = "") -> None:
     """Train as lerobot-train does, and with `craft.enabled` hold on to what the policy could do.
 
     Args:
         cfg: lerobot's validated `TrainPipelineConfig`.
         craft: `--craft.*`.
+        command: The line that started it, for the run's records.
     """
     accelerator = make_accelerator(cfg)
     check_launch(cfg, accelerator, enabled=craft.enabled)
     with stops_with_its_peers(cfg.output_dir):
-        _train(cfg, craft, accelerator)
+        _train(cfg, craft, accelerator, command)
     accelerator.end_training()
 
 
-def _train(cfg: Any, craft: CraftConfig, accelerator: Any) -> None:
+def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> None:
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
@@ -47,7 +48,7 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any) -> None:
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)
             point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
-        session = open_session(cfg, craft, accelerator)
+        session = open_session(cfg, craft, accelerator, command)
         _run(session)
         accelerator.wait_for_everyone()
 

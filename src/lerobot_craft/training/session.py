@@ -53,6 +53,7 @@ class Session:
         start_s: Seconds that the method took before the first step.
         probe: Measures the drift of the actions; None where nothing is known to measure it on.
         masters: Float32 copies of bfloat16 weights; None where they were not asked for.
+        command: The line that started the run, for whoever finds its checkpoint.
     """
 
     cfg: Any
@@ -70,6 +71,7 @@ class Session:
     start_s: float = 0.0
     probe: ActionProbe | None = None
     masters: MasterWeights | None = None
+    command: str = ""
 
     @property
     def student(self) -> nn.Module:
@@ -96,7 +98,7 @@ class Origin:
         return {"path": self.path, "fingerprint": self.fingerprint}
 
 
-def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
+def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = "") -> Session:
     """Make all parts, in the order in which lerobot-train does; with CRaFT on, check each as soon as it is there."""
     if craft.shard:
         check_sharding(cfg, craft, accelerator)
@@ -158,6 +160,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any) -> Session:
         start_s,
         probe,
         masters,
+        command,
     )
 
 

@@ -85,6 +85,18 @@ def test_an_anchor_step_measures_everything_and_the_others_the_task_alone(contex
     assert all(type(values[key]) in (float, bool) for values in measured for key in values if key != "mode")
 
 
+def test_gradients_are_compared_in_each_module_that_both_reach(context_of):
+    method = started(context_of())
+    # The student is the teacher yet: its drift has no gradient, and between a gradient and none there is no angle.
+    assert not [key for key in take_step(method) if key.startswith("cos/")]
+    train_a_little(method.context, scale=1.001)
+    found = {key.removeprefix("cos/"): cos for key, cos in take_step(method).items() if key.startswith("cos/")}
+    assert len(found) > 1
+    assert set(found) <= set(method.modules)
+    trained = [name for name, parameter in method.context.policy.named_parameters() if parameter.requires_grad]
+    assert all(any(f"{module}." in name for name in trained) for module in method.modules)
+
+
 def test_one_multiplier_in_all_has_no_tasks(context_of):
     method = started(context_of(lambda_per_task=False))
     values = take_step(method)

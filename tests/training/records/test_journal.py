@@ -14,7 +14,17 @@ import numpy as np
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.records.journal import Journal, _csv_line, history_columns, read_history, read_metrics
+from lerobot_craft.training.records.journal import (
+    HISTORY_FILE,
+    MODULES_FILE,
+    Journal,
+    history_columns,
+    module_columns,
+    read_history,
+    read_metrics,
+    read_modules,
+)
+from lerobot_craft.training.records.step_file import csv_line
 
 TASKS = ['pick the "red" cup, then the blue one', "two\nlines\rof text", "开抽屉"]
 EMPTY = b"," * (len(history_columns(TASKS)) - 1)
@@ -200,7 +210,7 @@ def test_rows_to_be_taken_again_are_cut_off_also_when_history_is_no_longer_kept(
 def test_a_damaged_line_that_must_stay_is_named(tmp_path, name, line, damaged):
     write(tmp_path, [1, 2, 3])
     path = tmp_path / name
-    head = _csv_line(history_columns(TASKS)) if name.endswith("csv") else b""
+    head = csv_line(history_columns(TASKS)) if name.endswith("csv") else b""
     lines = [head, *path.read_bytes().removeprefix(head).splitlines(keepends=True)]
     lines[line] = damaged
     path.write_bytes(b"".join(lines))
@@ -285,8 +295,57 @@ def test_everything_kept_or_printed_is_explained(request):
     from lerobot_craft.training.records.lines import _STEP_LINE
 
     text = (Path(request.config.rootpath) / "docs" / "metrics.md").read_text()
-    for key in {*history_columns(["<task>"]), *_STEP_LINE, "step", "retention_s"}:
+    for key in {*history_columns(["<task>"]), *module_columns(["<module>"]), *_STEP_LINE, "retention_s"}:
         assert f"| `{key}` |" in text, f"docs/metrics.md has no line for {key}"
+
+
+def write_modules(directory, steps, resume_step=None, modules=("vision, left", "head"), history=True):
+    journal = Journal(directory, history=history, modules=modules, resume_step=resume_step)
+    for step in steps:
+        values = {"step": step, "cos": 1.0, "cos/vision, left": -1 / step, "cos/nowhere": 0.5}
+        journal.anchor_step(values | ({"cos/head": 0.25} if step % 2 else {}))
+    journal.close()
+
+
+def test_cosines_of_modules_have_a_file_of_their_own_and_go_on_after_a_resume(tmp_path):
+    write_modules(tmp_path / made("whole", tmp_path), range(1, 5))
+    write_modules(tmp_path / made("killed", tmp_path), range(1, 4))
+    write_modules(tmp_path / "killed", [3, 4], resume_step=2)
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+    rows = list(read_modules(tmp_path / "whole"))
+    assert rows[:2] == [
+        {"step": 1, "cos/vision, left": -1.0, "cos/head": 0.25},
+        {"step": 2, "cos/vision, left": -0.5},
+    ]
+
+
+def test_other_modules_are_refused_and_without_any_there_is_no_file(tmp_path):
+    write_modules(tmp_path / made("a", tmp_path), [1, 2])
+    with pytest.raises(CraftError, match=r"module_cosines\.csv: its columns are not those of this run"):
+        write_modules(tmp_path / "a", [3], resume_step=2, modules=("head",))
+    write_modules(tmp_path / made("b", tmp_path), [1], modules=())
+    write_modules(tmp_path / made("c", tmp_path), [1], history=False)
+    assert (tmp_path / "b" / HISTORY_FILE).exists()
+    assert not (tmp_path / "b" / MODULES_FILE).exists()
+    assert not (tmp_path / "c" / MODULES_FILE).exists()
+
+
+def test_a_run_of_a_release_without_the_file_goes_on_with_one(tmp_path, caplog):
+    write_modules(tmp_path, [1, 2], modules=())
+    write_modules(tmp_path, [3], resume_step=2)
+    assert "module_cosines.csv is missing: it begins anew after step 2" in caplog.text
+    assert [row["step"] for row in read_modules(tmp_path)] == [3]
+
+
+def test_a_header_that_is_no_text_is_named(tmp_path):
+    (tmp_path / HISTORY_FILE).write_bytes(b"step,\xff\xfe\n1,2\n")
+    with pytest.raises(CraftError, match=r"lambda_history\.csv: its first line is damaged"):
+        list(read_history(tmp_path))
+
+
+def made(name, parent):
+    (parent / name).mkdir()
+    return name
 
 
 def test_a_link_is_not_followed_to_a_file_that_a_resume_would_cut(tmp_path):

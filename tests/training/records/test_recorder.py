@@ -8,15 +8,18 @@ import pytest
 import torch
 from tqdm import tqdm
 
+from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.training.anchoring.probe import ActionDrift
 from lerobot_craft.training.documents import DocumentsConfig
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.records.journal import HISTORY_FILE, METRICS_FILE, read_history, read_metrics
 from lerobot_craft.training.records.recorder import Recorder
-from lerobot_craft.training.session import Session
+from lerobot_craft.training.records.run_file import RUN_FILE, AnchorsHeld, read_run_file
+from lerobot_craft.training.session import Origin, Session
 
 TASKS = ("open the drawer", "press it")
+ORIGIN = Origin("/policies/base", dict.fromkeys(("weights", "stats", "tokenizers", "processors"), "0" * 64))
 FREQUENCY = 2  # anchors at steps 2, 4, 6, ...
 
 
@@ -25,7 +28,9 @@ class Counted(Method):
 
     name = "craft"
     has_multipliers = True
-    old_anchors = SimpleNamespace(tasks=TASKS, num_anchors=4, directory=None)
+    old_anchors = SimpleNamespace(
+        tasks=TASKS, num_anchors=4, directory=None, source="both", stored_bytes=123, retained=Retained("action")
+    )
 
     def __init__(self, spoiled=()):
         self.step = 0
@@ -72,21 +77,24 @@ def run(accelerator, tmp_path, caplog):
     caplog.set_level(logging.INFO, "lerobot_craft")
     recorders = []
 
-    def record(steps, *, log_freq=1, method=None, probe=None, **craft):
+    def record(steps, *, log_freq=1, method=None, probe=None, resume_step=0, **craft):
         config = DocumentsConfig(**{"enabled": True, "log_craft_metrics_freq": 0, **craft})
         settings = {"output_dir": tmp_path, "steps": steps, "log_freq": log_freq, "batch_size": 2}
         cfg = TrainPipelineConfig(DatasetConfig("local/new"), policy=ACTConfig(device="cpu"), **settings)
         method = method or Counted()
         method.context = Context(config, cfg, None, None, "", None, accelerator)
+        cfg.resume = resume_step > 0
         dataset = SimpleNamespace(num_frames=12, num_episodes=2)
         data = SimpleNamespace(dataset=dataset)
         policy = torch.nn.Linear(1, 1)
-        session = Session(cfg, config, accelerator, method, policy, None, None, (None, None), data, None, None, step=0)
+        parts = (cfg, config, accelerator, method, policy, None, None, (None, None), data, None)
+        session = Session(*parts, ORIGIN if config.enabled else None, step=0, command="craft train --steps=6")
+        session.step = resume_step
         recorder = Recorder(session, probe)
         recorders.append(recorder)
         tracker = train_steps.make_tracker(cfg, dataset, accelerator, 0)
         bar = tqdm(total=steps, disable=True)
-        for step in range(1, steps + 1):
+        for step in range(resume_step + 1, steps + 1):
             tracker.loss, tracker.grad_norm, tracker.lr = float(step), 1.0, 1e-4
             tracker.update_s, tracker.dataloading_s = 0.5, 0.1
             session.step = step
@@ -206,6 +214,48 @@ def test_tasks_have_lines_of_their_own_where_the_step_is_detailed(run, caplog):
     steps = [line for line in said if line.startswith("Step ")]
     assert [line.split(" | ")[0] for line in steps] == ["Step 1/4", "Step 2/4", "Step 3/4", "Step 4/4"]
     assert sum(TASKS[0] in line for line in said) == 2
+
+
+def test_the_run_says_what_it_is_before_its_first_step_and_what_it_took_at_its_end(run, tmp_path):
+    recorder = run(6)
+    recorder.announce(recorder.session)
+    begun = read_run_file(tmp_path)
+    assert (begun.method, begun.mode, begun.policy, begun.dataset) == ("craft", "action", "act", "local/new")
+    assert (begun.steps, begun.end_step, begun.took) == (6, None, None)
+    assert (begun.teacher, begun.tasks, begun.command) == ("/policies/base", list(TASKS), "craft train --steps=6")
+    assert begun.anchors == AnchorsHeld("both", 4, 123)
+    recorder.conclude(recorder.session)
+    ended = read_run_file(tmp_path)
+    assert (ended.end_step, ended.created) == (6, begun.created)
+    assert (ended.took.steps, ended.took.anchor_steps, ended.took.extra_s) == (6, 3, 0.75)
+    assert ended.took.process_bytes > 0
+
+
+def test_the_card_has_the_drift_of_every_anchor_step_up_to_now(run):
+    recorder = run(6, log_freq=6, probe=Drifting())
+    card = recorder.card(recorder.session)
+    assert "| all old tasks | 4.000 | 1.000 | no |" in card, "the mean of the drifts 2, 4 and 6"
+    assert "after 6 of 6 steps" in card
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_resumed_run_remembers_the_drift_before_it(keeps, run, tmp_path):
+    probe = Drifting()
+    run(4, log_freq=4, probe=probe, log_craft_metrics_freq=4, save_lambda_history=keeps).close()
+    method = Counted()
+    method.step = 4
+    recorder = run(6, log_freq=4, probe=probe, method=method, resume_step=4, save_lambda_history=keeps)
+    whole, first, _ = recorder._outcomes
+    # The drifts 2, 4 and 6; without a history only what was logged of the former part, which is that of step 4.
+    assert (whole.drift, whole.visits) == ((4.0, 3) if keeps else (5.0, 2))
+    assert (whole.first_action_drift, first.last_action_drift) == (1.0, 2.0)
+
+
+def test_without_craft_there_is_no_record(run, tmp_path):
+    recorder = run(1, enabled=False, method=Method())
+    recorder.announce(recorder.session)
+    recorder.conclude(recorder.session)
+    assert not (tmp_path / RUN_FILE).exists()
 
 
 def test_the_end_says_what_was_retained_from_every_anchor_step(run, caplog):

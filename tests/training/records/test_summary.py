@@ -5,7 +5,8 @@ import pytest
 
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
-from lerobot_craft.training.records.summary import Outcome, Peak, Timing, eval_command, outcomes, summary
+from lerobot_craft.training.records.outcomes import Outcome, outcomes
+from lerobot_craft.training.records.summary import Peak, Timing, eval_command, summary
 
 CHECKPOINT = Path("outputs/my run/checkpoints/000003")
 

@@ -31,6 +31,8 @@ class CachedAnchors:
         self.retained = retained_of(loader.manifest, self._adapter, unwrapped(context.policy))
         self.tasks: Sequence[str] = loader.manifest.instructions
         self.num_anchors = len(loader.store)
+        self.source: str = loader.manifest.anchor_source
+        self.stored_bytes = sum(shard.bytes for shard in loader.manifest.shards)
         columns = loader.store.take(torch.arange(self.num_anchors), ["instruction"])
         self.instructions: Tensor = columns["instruction"].long()  # type: ignore[union-attr]  # rows of one shape
 
@@ -84,7 +86,7 @@ class CachedAnchors:
         pixels = sum(math.prod(f.shape) for f in self.manifest.input_features.values() if f.codec == "png")
         decoded = self.num_anchors * pixels
         return [
-            Cost("anchor cache, mapped from disk", sum(shard.bytes for shard in self.manifest.shards)),
+            Cost("anchor cache, mapped from disk", self.stored_bytes),
             Cost("anchors' decoded images", decoded if decoded <= DECODED_BYTES else 0),
         ]
 

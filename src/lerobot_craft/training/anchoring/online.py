@@ -47,6 +47,7 @@ class OnlineAnchors:
     """Anchors of a plan, each visit's values from the teacher itself."""
 
     directory: Path | None = None
+    stored_bytes = 0
 
     def __init__(self, context: Context, job: Job) -> None:
         self._job = job
@@ -58,6 +59,7 @@ class OnlineAnchors:
         self._actions = Retained("action", top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
         self.num_anchors = len(job.plan)
+        self.source = context.config.source(job.adapter.reads_instruction)
         self.instructions = torch.from_numpy(job.plan.instruction)
         self._origins = by_origin(torch.from_numpy(job.plan.cross))
         if job.adapter.output_kind == "logits" and self.retained.needs_fixed:

@@ -44,6 +44,8 @@ class Anchors(Protocol):
         num_anchors: How many there are.
         instructions: int64 [num_anchors], the task of each.
         directory: Of the cache; None for an online teacher.
+        source: Where their inputs come from: `dataset`, `cross` or `both`.
+        stored_bytes: Of the cache on disk; 0 for an online teacher.
     """
 
     retained: Retained
@@ -51,6 +53,8 @@ class Anchors(Protocol):
     num_anchors: int
     instructions: Tensor
     directory: Path | None
+    source: str
+    stored_bytes: int
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of the n-th anchor step, counted from 0; a function of the arguments and the run's seed."""

@@ -1,6 +1,7 @@
 """CRaFT itself: fine-tuning under the constraint that the student's values on the anchors stay within a budget."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -20,6 +21,7 @@ from lerobot_craft.training.anchoring.source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
 from lerobot_craft.training.methods.method import Context, Cost, Method
+from lerobot_craft.training.methods.modules import module_names
 from lerobot_craft.training.methods.stopwatch import Stopwatch
 
 
@@ -37,6 +39,11 @@ class Constrained(Method):
     def old_anchors(self) -> Anchors | None:
         """What it holds."""
         return self.anchors
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Where the cosine of the two gradients is taken too."""
+        return list(dict.fromkeys(self._modules))
 
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
         """The readout, where hidden states are retained token by token: their loss does not hold it."""
@@ -62,6 +69,8 @@ class Constrained(Method):
         self._layer_scales = self.anchors.layer_scales(self.loss_type) if relative else None
         per_task = config.lambda_per_task
         self._tasks = tuple(self.anchors.tasks) if per_task else ("all",)
+        named = context.policy.named_parameters()
+        self._modules = module_names([(name, p.numel()) for name, p in named if p.requires_grad])
         self._step = RetentionStep(
             context.trained,
             context.optimizer,
@@ -71,6 +80,7 @@ class Constrained(Method):
             units=self._units(),
             retention_freq=config.retention_freq,
             backward=context.accelerator.backward,
+            parts=self._modules,
         )
         self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
@@ -147,6 +157,7 @@ class Constrained(Method):
             "retention_norm": anchor.retention_norm,
             "merged_norm": self._report.merged_norm,
         }
+        values |= {f"cos/{module}": cos for module, cos in anchor.part_cosines.items()}
         if self._stopwatch.seconds is not None:
             values["retention_s"] = self._stopwatch.seconds
         if not self.context.config.lambda_per_task:

@@ -1,7 +1,7 @@
 """What a method may change of plain fine-tuning, and plain fine-tuning itself."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -74,6 +74,11 @@ class Method:
     def old_anchors(self) -> Any | None:
         """Anchors of the old tasks, if it holds any."""
         return None
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """Modules of the policy in which its gradient is compared with the task's, if it is."""
+        return ()
 
     @property
     def asked(self) -> Context:

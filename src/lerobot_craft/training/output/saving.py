@@ -8,6 +8,7 @@ from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import gather_streams, save_streams
 from lerobot_craft.lerobot_api.training import checkpoint_directory
 from lerobot_craft.training.master_weights import gather_masters, save_masters
+from lerobot_craft.training.output.card_success import CARD_FILE
 from lerobot_craft.training.output.checkpoints import point_last_at, save_craft_state, whole_or_not_at_all
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import save_craft_config
@@ -34,6 +35,8 @@ def save(session: Session, recorder: "Recorder") -> None:
         logger.info("Checkpoint policy after step %d", session.step)
         with whole_or_not_at_all(directory) as partial:
             _write(session, partial, gathered)
+            if session.origin is not None:
+                (partial / _PRETRAINED / CARD_FILE).write_text(recorder.card(session), encoding="utf-8")
             save_streams(partial, streams)
             save_masters(partial, copies)
         point_last_at(directory)

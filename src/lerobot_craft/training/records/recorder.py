@@ -1,7 +1,6 @@
 """What is written down of a run: lines, the bar, metrics.jsonl, lambda_history.csv, wandb, and the end."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import sys
@@ -13,10 +12,14 @@ from tqdm import tqdm
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.anchoring.probe import ActionProbe
+from lerobot_craft.training.output.card import hub_facts, model_card
 from lerobot_craft.training.output.checkpoints import last_checkpoint
 from lerobot_craft.training.records import lines, summary
+from lerobot_craft.training.records.describe import describe, ended
 from lerobot_craft.training.records.journal import Journal, read_history, read_metrics
 from lerobot_craft.training.records.measured import Measured
+from lerobot_craft.training.records.outcomes import Outcomes, named, outcomes
+from lerobot_craft.training.records.run_file import RunFile, write_run_file
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import as_json
 
@@ -42,6 +45,7 @@ class Recorder:
         self._craft = session.method.context.config if enabled else session.craft
         self._main = session.accelerator.is_main_process
         self._probe = probe
+        self._run: RunFile | None = None
         self._seen: dict[str, Any] = {}  # of the latest anchor step since the last line
         self._measured = Measured()
         known = (session.method.old_anchors if enabled else None) or probe
@@ -51,6 +55,7 @@ class Recorder:
         if self._main:
             self._wandb = train_steps.make_wandb(session.cfg, as_json(session.craft) if enabled else None)
             self._journal = self._open_journal(session) if enabled else None
+        self._outcomes = self._recalled(session) if self._journal is not None else Outcomes(self.tasks)
         self.checkpoint_dir: Path | None = None
 
     def _open_journal(self, session: Session) -> Journal:
@@ -58,8 +63,16 @@ class Recorder:
             session.cfg.output_dir,
             history=self._keeps_history,
             tasks=self.tasks if self._craft.lambda_per_task else (),
+            modules=session.method.modules,
             resume_step=session.step if session.cfg.resume else None,
         )
+
+    def _recalled(self, session: Session) -> Outcomes:
+        """How the old tasks came through before a resume: by every anchor step where those are kept, else by lines."""
+        if not session.cfg.resume:
+            return Outcomes(self.tasks)
+        output_dir = session.cfg.output_dir
+        return outcomes(read_metrics(output_dir), self.tasks, read_history(output_dir) if self._keeps_history else None)
 
     @property
     def shows_bar(self) -> bool:
@@ -101,11 +114,12 @@ class Recorder:
         if detailed:
             found |= self._measure_actions(session)
         found = _finite(found, session.step)
+        self._outcomes.add(found)
         if is_anchor_step:
             if self._journal is not None:
                 self._journal.anchor_step({"step": session.step, **found})
         elif "retention_loss" in self._seen:
-            found = {name: value for name, value in found.items() if name.startswith("action_drift")}
+            found = named(found, "action_drift")
         self._seen |= found
 
     def _measure_actions(self, session: Session) -> dict[str, Any]:
@@ -182,6 +196,22 @@ class Recorder:
         checked: StartReport | None = getattr(session.method, "start_report", None)
         for line in [*text.splitlines(), *(lines.start_lines(checked) if checked is not None else ())]:
             logger.info(line)
+        write_run_file(session.cfg.output_dir, self._described(session))
+
+    def card(self, session: Session) -> str:
+        """The model card of a checkpoint at this step."""
+        run, hub = self._described(session), hub_facts(session.cfg.policy)
+        return model_card(run, session.step, self._epsilon(session), list(self._outcomes), hub)
+
+    def _described(self, session: Session) -> RunFile:
+        """What the run is, with the time when this was first asked: before the first step."""
+        if self._run is None:
+            self._run = describe(session, self._craft, self.tasks)
+        return self._run
+
+    def _epsilon(self, session: Session) -> float | None:
+        """The budget of the last step; None for a method without one."""
+        return self._craft.epsilon(session.step - 1, session.cfg.steps) if session.method.has_multipliers else None
 
     def conclude(self, session: Session) -> None:
         """The summary, after the last step."""
@@ -189,14 +219,16 @@ class Recorder:
             return
         self._journal.flush()
         cfg, craft = session.cfg, self._craft
+        timing, peak = self._measured.timing(session.start_s), self._measured.peak()
+        write_run_file(cfg.output_dir, ended(self._described(session), session, timing, peak))
         text = summary.summary(
             config=craft,
             step=session.step,
-            epsilon=craft.epsilon(session.step - 1, cfg.steps) if session.method.has_multipliers else None,
-            retained=self._outcomes(cfg.output_dir),
-            timing=self._measured.timing(session.start_s),
+            epsilon=self._epsilon(session),
+            retained=list(self._outcomes),
+            timing=timing,
             costs=session.method.costs(),
-            peak=self._measured.peak(),
+            peak=peak,
             checkpoint=self.checkpoint_dir or last_checkpoint(cfg.output_dir),
             eval_flags=train_steps.eval_flags(cfg),
         )
@@ -208,17 +240,6 @@ class Recorder:
         """Make all lines durable and close the files, however the run ended."""
         if self._journal is not None:
             self._journal.close()
-
-    def _outcomes(self, output_dir: Path) -> list[summary.Outcome]:
-        """Drift of the actions from the logged steps; what is retained from every anchor step, where all are kept."""
-        found = summary.outcomes(read_metrics(output_dir), self.tasks)
-        if not self._keeps_history:
-            return found
-        visited = summary.outcomes(read_history(output_dir), self.tasks)
-        return [
-            dataclasses.replace(outcome, drift=of_history.drift, visits=of_history.visits)
-            for outcome, of_history in zip(found, visited, strict=True)
-        ]
 
 
 def _finite(values: dict[str, Any], step: int) -> dict[str, Any]:

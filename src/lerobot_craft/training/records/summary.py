@@ -2,11 +2,9 @@
 
 import json
 import shlex
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
@@ -18,12 +16,9 @@ from lerobot_craft.training.records.lines import (
     cost_lines,
     count,
     human_bytes,
-    is_over,
     number,
 )
-
-# A batch holds few anchors of one task: the mean over some visits says more than the last one.
-_LAST_VISITS = 10
+from lerobot_craft.training.records.outcomes import Outcome
 
 
 @dataclass(frozen=True)
@@ -60,44 +55,6 @@ class Peak:
     gpu_anchors: int | None = None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How one old task, or all of them together, came through.
-
-    Attributes:
-        task: Its instruction; None for all together.
-        drift: Mean of its retention loss over the last `visits` anchor steps that measured it, in the budget's unit.
-        visits: How many those were.
-        first_action_drift: The first drift of the actions that was measured.
-        last_action_drift: The last one.
-    """
-
-    task: str | None
-    drift: float | None = None
-    visits: int = 0
-    first_action_drift: float | None = None
-    last_action_drift: float | None = None
-
-
-def outcomes(records: Iterable[Mapping[str, Any]], tasks: Sequence[str]) -> list[Outcome]:
-    """All old tasks together, then each: from the journal's lines, so that a resumed run knows its beginning too."""
-    names = [None, *tasks]
-    drifts: dict[str | None, deque[float]] = {task: deque(maxlen=_LAST_VISITS) for task in names}
-    first: dict[str | None, float] = {}
-    last: dict[str | None, float] = {}
-    for values in records:
-        for task in names:
-            if (drift := values.get(_key("retention_loss", task))) is not None:
-                drifts[task].append(drift)
-            if (action_drift := values.get(_key("action_drift", task))) is not None:
-                first.setdefault(task, action_drift)
-                last[task] = action_drift
-    return [
-        Outcome(task, sum(seen) / len(seen) if seen else None, len(seen), first.get(task), last.get(task))
-        for task, seen in drifts.items()
-    ]
-
-
 def summary(
     *,
     config: CraftConfig,
@@ -116,7 +73,7 @@ def summary(
         config: `--craft.*`.
         step: The last step.
         epsilon: The budget there; None for a method without one.
-        retained: From `outcomes`.
+        retained: All old tasks together, then each.
         timing: Of this process.
         costs: Memory beyond plain fine-tuning.
         peak: Memory in use, as measured.
@@ -144,10 +101,6 @@ def eval_command(checkpoint: Path, flags: Mapping[str, object]) -> str:
     return shlex.join(["lerobot-eval", *(f"--{name}={_flag_value(value)}" for name, value in wanted.items())])
 
 
-def _key(name: str, task: str | None) -> str:
-    return name if task is None else f"{name}/{task}"
-
-
 def _retained_lines(config: CraftConfig, epsilon: float | None, retained: Sequence[Outcome]) -> list[str]:
     measured = [outcome for outcome in retained if outcome.visits or outcome.last_action_drift is not None]
     if not measured:
@@ -166,7 +119,7 @@ def _fate(outcome: Outcome, epsilon: float | None) -> str:
     first, last = outcome.first_action_drift, outcome.last_action_drift
     if first is not None and last is not None:
         parts.append("action drift " + (number(last) if first == last else f"{number(first)} -> {number(last)}"))
-    if is_over(outcome.drift, epsilon):
+    if outcome.is_over(epsilon):
         parts.append(OVER_BUDGET)
     return " | ".join(parts)
 

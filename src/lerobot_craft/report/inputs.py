@@ -1,0 +1,100 @@
+"""Paths in, what is to be shown out: results of a bench, evaluations, trainings, told apart by what they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lerobot_craft.anchors.files import read_bytes
+from lerobot_craft.anchors.strict_json import StrictJSONError, parse_object
+from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, read_evaluation
+from lerobot_craft.evaluation.results import Results, read_results
+from lerobot_craft.report.filmstrips import Strip, load_strips
+from lerobot_craft.report.training_runs import TrainingRun, read_training, told_apart
+from lerobot_craft.training.records.journal import METRICS_FILE
+
+RESULTS_FILE = "results.json"
+_WANTED = (
+    f"Give the output directory of `craft train` ({METRICS_FILE} is in it), of `craft bench` or `craft demo` "
+    f"({RESULTS_FILE}) or of `craft eval` ({EVALUATION_FILE}), or one of the two JSON files itself."
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Results and the pictures that belong to them."""
+
+    results: Results
+    strips: list[Strip]
+
+
+@dataclass
+class Inputs:
+    """All that a page is made of, each kind in the order in which it was given."""
+
+    sources: list[Source] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+    trainings: list[TrainingRun] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+
+def load_inputs(paths: Sequence[Path]) -> Inputs:
+    """Read everything that is found at these paths.
+
+    Raises:
+        CraftError: There is nothing to show at one of them, a file is damaged, or something is given twice.
+    """
+    found = Inputs()
+    for path in paths:
+        for file in _files_of(path):
+            _add(found, file)
+    names = told_apart([training.directory for training in found.trainings])
+    found.trainings = [replace(run, name=name) for run, name in zip(found.trainings, names, strict=True)]
+    return found
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.exists():
+        raise CraftError(f"{path}: there is no such file or directory. {_WANTED}")
+    if path.is_file():
+        return [path]
+    files = [file for name in (RESULTS_FILE, EVALUATION_FILE, METRICS_FILE) if (file := path / name).is_file()]
+    if not files:
+        raise CraftError(f"{path}: there is nothing in it to show. {_WANTED}")
+    return files
+
+
+def _add(found: Inputs, file: Path) -> None:
+    if file.resolve() in {known.resolve() for known in found.files}:
+        raise CraftError(f"{file} is given twice: it would count twice. Name it once.")
+    found.files.append(file)
+    if file.name == METRICS_FILE:
+        found.trainings.append(read_training(file.parent))
+    elif _is_evaluation(file):
+        evaluation = read_evaluation(file)
+        if not evaluation.tasks:
+            raise CraftError(f"{file}: nothing is played in it yet. Let `craft eval` finish a task, then try again.")
+        found.evaluations.append(evaluation)
+    else:
+        found.sources.append(load_source(file))
+
+
+def load_source(file: Path) -> Source:
+    """Read a results file with its pictures."""
+    results = read_results(file)
+    if not results.runs:
+        raise CraftError(f"{file}: there is no finished run in it. Let `craft bench` finish one, then try again.")
+    return Source(results, load_strips(results.media, file.parent))
+
+
+def _is_evaluation(file: Path) -> bool:
+    """By its content: dated copies have other names. What is wrong in a file, its own reader says best."""
+    if file.name in (RESULTS_FILE, EVALUATION_FILE):
+        return file.name == EVALUATION_FILE
+    try:
+        content = parse_object(read_bytes(file))
+    except StrictJSONError as error:
+        raise CraftError(f"{file} is neither results nor an evaluation ({error}). {_WANTED}") from error
+    if "runs" not in content and "rows" not in content:
+        raise CraftError(f"{file} is neither results nor an evaluation. {_WANTED}")
+    return "rows" in content

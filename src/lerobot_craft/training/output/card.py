@@ -1,0 +1,148 @@
+"""The model card of a checkpoint, `README.md` in the Hub's format: what was to be kept, under which budget, how.
+
+It says nothing that a clock measured, so a run that was killed and resumed writes the card of one that was not, but
+for the command. lerobot writes no card into a checkpoint; it makes its own when it pushes a policy.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.training.output.card_success import NOT_EVALUATED, success_section
+from lerobot_craft.training.records.lines import count, human_bytes, number
+from lerobot_craft.training.records.outcomes import Outcome
+from lerobot_craft.training.records.run_file import RunFile
+
+_SOURCES = {
+    "dataset": "frames of old data",
+    "cross": "the old instructions, in frames of the new task and where the teacher's own actions lead from there",
+    "both": "frames of old data, and the old instructions in frames of the new task",
+}
+_HUB_CACHE = "models--"  # how huggingface_hub names the directory of a model that it downloaded
+
+
+@dataclass(frozen=True)
+class HubFacts:
+    """What the front matter takes from lerobot's settings; None is left out, nothing is guessed."""
+
+    license: str | None
+    tags: Sequence[str]
+
+
+def hub_facts(policy_config: Any) -> HubFacts:
+    """Of `--policy.license` and `--policy.tags`."""
+    return HubFacts(policy_config.license, policy_config.tags or ())
+
+
+def model_card(run: RunFile, step: int, epsilon: float | None, retained: Sequence[Outcome], hub: HubFacts) -> str:
+    """The card of the checkpoint at `step`.
+
+    Args:
+        run: What the run is.
+        step: Of the checkpoint.
+        epsilon: The budget there; None for a method without one.
+        retained: All old tasks together, then each, up to this step.
+        hub: For the front matter.
+    """
+    budget = epsilon if run.anchors is not None else None
+    parts = (
+        f"---\n{_front_matter(run, hub)}---",
+        f"# {run.policy}, fine-tuned on {_text(run.dataset)}",
+        f"A [LeRobot](https://github.com/huggingface/lerobot) policy of type `{run.policy}` after {step} of "
+        f"{count(run.steps, 'step')} of fine-tuning by `craft train` (CRaFT {run.craft_version}, method "
+        f"`{run.method}`). It loads in stock LeRobot.",
+        "## Retention",
+        _facts(run, budget, retained),
+        _outcome_table(budget, retained),
+        "Drift is the distance from the teacher on the anchors, mean of the last anchor steps. A drift within the "
+        "budget is no proof that a skill is kept: rollouts are.",
+        "### Success before and after",
+        success_section(run.fingerprint, NOT_EVALUATED),
+        "## Command",
+        f"{_fenced(run.command)}\n\nThe line that started or resumed the run; `train_config.json` and "
+        "`craft_config.json` beside this file have every setting.",
+    )
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def hub_name(path: str) -> str | None:
+    """The name on the Hub of a checkpoint that huggingface_hub downloaded to this path; None for any other."""
+    found = [part.removeprefix(_HUB_CACHE) for part in Path(path).parts if part.startswith(_HUB_CACHE)]
+    return found[-1].replace("--", "/", 1) if found else None
+
+
+def _front_matter(run: RunFile, hub: HubFacts) -> str:
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        library_name="lerobot",
+        pipeline_tag="robotics",
+        license=hub.license,
+        base_model=hub_name(run.teacher),
+        datasets=list(dict.fromkeys([run.dataset, *run.old_datasets])),
+        tags=list(dict.fromkeys(["robotics", "lerobot", "craft", run.policy, *hub.tags])),
+    )
+    return str(data.to_yaml()).rstrip("\n") + "\n"
+
+
+def _facts(run: RunFile, budget: float | None, retained: Sequence[Outcome]) -> str:
+    rows = [
+        ("teacher", f"`{run.teacher}`"),
+        ("its fingerprint", f"`{run.fingerprint}` (SHA-256 of weights, statistics, tokenizers and processors)"),
+    ]
+    if run.anchors is not None:
+        size = human_bytes(run.anchors.bytes) if run.anchors.bytes else "none stored, the teacher is online"
+        source = _SOURCES.get(run.anchors.source, run.anchors.source)
+        rows.append(("anchors", f"{run.anchors.number} of {count(len(run.tasks), 'old task')}, from {source}; {size}"))
+        rows.append(("retained", str(run.mode)))
+    else:
+        rows.append(("anchors", "none of old tasks"))
+    if budget is not None:
+        rows.append(("budget", f"drift at most {number(budget)} ({run.budget_unit})"))
+        rows.append(("budget met", _met(budget, retained)))
+    return _table(("", ""), [(f"**{name}**", value if "`" in value else _text(value)) for name, value in rows])
+
+
+def _met(budget: float, retained: Sequence[Outcome]) -> str:
+    measured = [outcome for outcome in retained if outcome.drift is not None]
+    tasks = [outcome for outcome in measured if outcome.task is not None] or measured
+    over = [outcome for outcome in tasks if outcome.is_over(budget)]
+    if not measured:
+        return "not measured"
+    if over:
+        return f"no: {len(over)} of {count(len(tasks), 'constraint')} over it"
+    return "yes" if len(tasks) == 1 else f"yes, by each of {len(tasks)} old tasks"
+
+
+def _outcome_table(budget: float | None, retained: Sequence[Outcome]) -> str:
+    measured = [outcome for outcome in retained if outcome.visits or outcome.last_action_drift is not None]
+    rows = [
+        (
+            "all old tasks" if outcome.task is None else _text(outcome.task),
+            "-" if outcome.drift is None else number(outcome.drift),
+            "-" if outcome.last_action_drift is None else number(outcome.last_action_drift),
+            "-" if outcome.drift is None or budget is None else "no" if outcome.is_over(budget) else "yes",
+        )
+        for outcome in measured
+    ]
+    return _table(("old task", "drift", "drift of the actions", "within the budget"), rows) if rows else ""
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _text(value: str) -> str:
+    """Words of a user's, as words: neither markup nor another cell of a table."""
+    plain = escape(" ".join(value.split()), quote=False)
+    return re.sub(r"([\\|`*_\[\]])", r"\\\1", plain)
+
+
+def _fenced(code: str) -> str:
+    longest = max((len(run) for run in re.findall("`+", code)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return f"{fence}sh\n{code}\n{fence}"

@@ -1,0 +1,110 @@
+"""The model card: what the Hub reads of it, what a person reads of it, and the one section that craft eval fills in."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from huggingface_hub import ModelCard
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.training.output.card import HubFacts, hub_name, model_card
+from lerobot_craft.training.output.card_success import CARD_FILE, fill_in, teacher_of
+from lerobot_craft.training.records.outcomes import Outcome
+from tests.report.made_training import RECORD
+
+NOTHING = HubFacts(None, ())
+RETAINED = [Outcome(None, 0.2, 10, 0.001, 0.04), Outcome("open", 0.1, 10, None, 0.03), Outcome("close", 0.35, 3)]
+
+
+def card_of(run=RECORD, step=40, epsilon=0.3, retained=RETAINED, hub=NOTHING):
+    return model_card(run, step, epsilon, retained, hub)
+
+
+def test_the_hub_finds_its_fields_and_nothing_is_guessed():
+    data = ModelCard(card_of(replace(RECORD, old_datasets=["me/old", "me/new"]))).data.to_dict()
+    assert data == {
+        "library_name": "lerobot",
+        "pipeline_tag": "robotics",
+        "datasets": ["me/new", "me/old"],
+        "tags": ["robotics", "lerobot", "craft", "smolvla"],
+    }
+
+
+def test_what_is_known_is_there():
+    teacher = "/home/me/.cache/huggingface/hub/models--lerobot--smolvla_base/snapshots/0123"
+    data = ModelCard(card_of(replace(RECORD, teacher=teacher), hub=HubFacts("mit", ["kitchen: left", "craft"]))).data
+    assert (data.base_model, data.license) == ("lerobot/smolvla_base", "mit")
+    assert data.tags[-1] == "kitchen: left"
+    assert data.tags.count("craft") == 1
+    assert hub_name("/policies/base") is None
+
+
+def test_it_says_teacher_anchors_budget_and_command():
+    card = card_of()
+    assert "| **teacher** | `/policies/base` |" in card
+    assert f"| **its fingerprint** | `{RECORD.fingerprint}`" in card
+    assert "| **anchors** | 2000 of 3 old tasks, from frames of old data, and the old" in card
+    assert "11.7 MiB |" in card
+    assert "| **budget** | drift at most 0.300 (1 = the teacher's own error on that task) |" in card
+    assert "```sh\ncraft train --policy.path=base --craft.enabled=true\n```" in card
+    assert "after 40 of 40 steps" in card
+
+
+def test_it_says_which_task_is_over_its_budget():
+    card = card_of()
+    assert "| **budget met** | no: 1 of 2 constraints over it |" in card
+    assert "| all old tasks | 0.200 | 0.040 | yes |\n| open | 0.100 | 0.030 | yes |\n| close | 0.350 | - | no |" in card
+
+
+@pytest.mark.parametrize(
+    ("retained", "said"),
+    [
+        (RETAINED[:2], "yes"),
+        (RETAINED[:1], "yes"),
+        ([replace(RETAINED[0], drift=0.4)], "no: 1 of 1 constraint over it"),
+        ([Outcome(None)], "not measured"),
+    ],
+)
+def test_the_budget_is_met_by_each_or_by_all_together(retained, said):
+    assert f"| **budget met** | {said} |" in card_of(retained=retained)
+
+
+def test_a_method_without_anchors_claims_no_budget():
+    card = card_of(replace(RECORD, method="er", anchors=None, mode=None), retained=[Outcome(None, None, 0, 0.1, 0.2)])
+    assert "**budget" not in card
+    assert "| **anchors** | none of old tasks |" in card
+    assert "| all old tasks | - | 0.200 | - |" in card
+
+
+def test_words_of_a_user_stay_words():
+    hostile = replace(RECORD, command="craft train --x='a\n```\n# b'", dataset="me/a_b|c<i>")
+    card = card_of(hostile, retained=[Outcome("a | b\n<img src=x> `c` *d*", 0.1, 1)])
+    assert "| a \\| b &lt;img src=x&gt; \\`c\\` \\*d\\* | 0.100 |" in card
+    assert "````sh\ncraft train --x='a\n```\n# b'\n````" in card
+    assert "<i>" not in card.split("---\n", 2)[2]
+    assert ModelCard(card).data.datasets == ["me/a_b|c<i>"]
+
+
+def test_only_the_section_of_success_is_filled_in_and_again(tmp_path):
+    path = tmp_path / CARD_FILE
+    path.write_text(card_of() + "\nOf the owner: \\1 é\n")
+    assert teacher_of(path) == RECORD.fingerprint
+    before = path.read_text()
+    for content in ("| a |\n\\g<0>", "| b |"):
+        fill_in(path, content)
+        assert content in path.read_text()
+    assert "| a |" not in path.read_text()
+    outside = re.compile(r"(?<= -->\n).*(?=\n<!-- /craft)", re.DOTALL)
+    assert outside.sub("", path.read_text()) == outside.sub("", before)
+
+
+def test_a_card_of_somebody_else_is_left_alone(tmp_path):
+    path = tmp_path / CARD_FILE
+    assert teacher_of(path) is None
+    path.write_text("# My policy\n")
+    assert teacher_of(path) is None
+    with pytest.raises(CraftError, match="has lost the marks of its success section"):
+        fill_in(path, "x")
+    path.write_bytes(b"\xff")
+    with pytest.raises(CraftError, match="is no UTF-8 text"):
+        teacher_of(path)
