@@ -1,6 +1,6 @@
 """How Sphinx builds the documentation: `make docs`.
 
-The source is the repository itself, so that a relative link leads to the same file on a code host and in the built pages.
+The source is the repository itself, so that a relative link leads to the same file on a code host and in the site.
 """
 
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from lerobot_craft import __version__
 
 project = "CRaFT"
-copyright = "The CRaFT developers"  # noqa: A001  the name that Sphinx reads
+copyright = "The CRaFT developers"
 version = release = __version__
 
 extensions = ["myst_parser"]
