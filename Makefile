@@ -1,12 +1,12 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 clean
+.PHONY: help setup demo test test-slow check fix docs lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 clean
 
 BIN := .venv/bin
 # Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## make .venv with the locked dependencies (every target below does this itself)
 	@scripts/bootstrap
@@ -28,6 +28,10 @@ check: setup ## lint, formatting and types
 fix: setup ## mend what lint and formatting can mend themselves
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup ## the documentation as HTML, outputs/docs/index.html; a dead link is an error
+	$(BIN)/sphinx-build -W --keep-going -q -c docs -d outputs/doctrees -b html . outputs/docs
+	@echo outputs/docs/index.html
 
 lock: setup ## resolve requirements.lock again (UPGRADE=1 takes the newest releases)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.12 --all-extras --group dev \

@@ -184,6 +184,7 @@ def as_markdown(report: dict[str, Any], rows: list[Row], found: list[Limit]) -> 
     v = report["hidden_against_token_ce"]
     return "\n".join(
         [
+            f"# What a step of training costs, {report['date']}\n",
             f"{POLICY}, {report['parameters']:,} parameters, {report['tokens']}; {report['batch']} samples and as many "
             f"anchors per step, {report['repeats']} interleaved repeats, {report['threads']} threads, "
             f"{report['date']}.",

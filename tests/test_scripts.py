@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import shell_lines
+
 ROOT = Path(__file__).parents[1]
 SCRIPTS = ("train_craft.sh", "train_craft_hidden_dryrun.sh")
 NUMBER = r"-?\d[\d.]*(?:e[+-]\d+)?"
@@ -88,10 +90,7 @@ def test_the_documents_multi_layer_cache_line(workplace, craft):
 def cookbook():
     """Lines of the runnable blocks of docs/commands.md, with their arrays put in."""
     text = (ROOT / "docs" / "commands.md").read_text()
-    code = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)).replace("\\\n", " ")
-    arrays = {name: " ".join(body.split()) for name, body in re.findall(r"^(\w+)=\((.*?)\)$", code, re.M | re.S)}
-    code = re.sub(r"^\w+=\(.*?\)$", "", code, flags=re.MULTILINE | re.DOTALL)
-    return [re.sub(r'"\$\{(\w+)\[@\]\}"', lambda m: arrays[m[1]], line) for line in code.splitlines() if line.strip()]
+    return [line for line in shell_lines(text, languages=("sh",)) if line.strip()]
 
 
 def test_the_cookbook_names_every_method():
