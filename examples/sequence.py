@@ -18,7 +18,7 @@ from lerobot_craft.cli import main as craft
 from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 from lerobot_craft.evaluation.matrix_table import matrix_table, sequence_scores
 
-TASKS = ("faucet-open", "faucet-close", "handle-press")
+TASKS = ("faucet-open", "faucet-close", "side-handle-press")
 OLD_FRAMES = 20  # of each earlier task
 SEED = 0
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
     demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 40, 2) if options.small else (25, 800, 300, 800, 20)
+        (2, 3, 3, 48, 1) if options.small else (25, 800, 300, 800, 20)
     )
 
     data = {task: record(out / task, [task], demonstrations, seed) for seed, task in enumerate(TASKS, SEED)}

@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
     demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 40, 2) if options.small else (25, 600, 250, 1000, 20)
+        (2, 3, 3, 24, 1) if options.small else (25, 600, 250, 1000, 20)
     )
 
     old = record(out / "old", [OLD], demonstrations, seed=SEED)
@@ -39,9 +39,10 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     make_start(policy_named("smolvla"), out / "start", old, [find_task(task).instruction for task in (OLD, NEW)], SEED)
     train(out / "start", old, out / "base", base_steps, 1.5e-3, "--craft.method=naive")
 
-    train(out / "base", new, out / "plain", steps, 5e-4, "--craft.method=naive")
+    base = out / "base" / "checkpoints" / "last" / "pretrained_model"
+    train(base, new, out / "plain", steps, 5e-4, "--craft.method=naive")
     train(
-        *(out / "base", new, out / "craft", steps, 5e-4),
+        *(base, new, out / "craft", steps, 5e-4),
         "--craft.old_dataset.repo_id=craft/old",
         f"--craft.old_dataset.root={old}",
         f"--craft.old_frames={OLD_FRAMES}",
@@ -59,10 +60,9 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 
 
 def train(policy: Path, data: Path, output_dir: Path, steps: int, learning_rate: float, *flags: str) -> None:
-    """`craft train` from a checkpoint, or from the last one of an earlier training."""
-    last = policy / "checkpoints" / "last" / "pretrained_model"
+    """`craft train` from a checkpoint on a dataset of this machine."""
     run(
-        *("train", f"--policy.path={last if last.is_dir() else policy}", f"--policy.optimizer_lr={learning_rate}"),
+        *("train", f"--policy.path={policy}", f"--policy.optimizer_lr={learning_rate}"),
         *(f"--dataset.repo_id=craft/{data.name}", f"--dataset.root={data}", f"--output_dir={output_dir}"),
         *(f"--steps={steps}", "--batch_size=64", f"--seed={SEED}", f"--log_freq={max(1, steps // 5)}"),
         *("--craft.enabled=true", "--craft.preload=true", *flags),

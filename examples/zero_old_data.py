@@ -30,7 +30,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
     demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 40, 2) if options.small else (25, 800, 250, 1000, 20)
+        (2, 3, 3, 24, 1) if options.small else (25, 800, 250, 1000, 20)
     )
 
     old = record(out / "old", OLD, demonstrations, seed=SEED)
