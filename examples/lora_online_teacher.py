@@ -18,6 +18,8 @@ from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 
 OLD, NEW = "faucet-open", "faucet-close"
 SEED = 0
+# Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
+SMALL, FULL = (2, 3, 3, 24, 1), (25, 600, 250, 1000, 20)
 LORA = (
     "--peft.method_type=LORA",
     "--peft.r=16",
@@ -33,9 +35,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/lora_online_teacher"), help="must not exist")
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
-    demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 24, 1) if options.small else (25, 600, 250, 1000, 20)
-    )
+    demonstrations, base_steps, steps, anchors, episodes = SMALL if options.small else FULL
 
     old = record(out / "old", [OLD], demonstrations, seed=SEED)
     new = record(out / "new", [NEW], demonstrations, seed=SEED + 1)
@@ -44,16 +44,21 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 
     base = out / "base" / "checkpoints" / "last" / "pretrained_model"
     train(base, new, out / "plain", steps, 2e-3, "--craft.method=naive", *LORA)
-    train(
-        *(base, new, out / "craft", steps, 2e-3, *LORA),
+    keep = [
         "--craft.teacher=online",
         f"--craft.old_instructions={find_task(OLD).instruction}",
         f"--craft.num_anchors={anchors}",
-    )
+    ]
+    train(base, new, out / "craft", steps, 2e-3, *keep, *LORA)
 
     run(
-        *("eval", f"before={out / 'base'}", f"LoRA={out / 'plain'}", f"LoRA with CRaFT={out / 'craft'}"),
-        *("--env.type=craft_metaworld", f"--env.task={OLD},{NEW}", f"--eval.n_episodes={episodes}"),
+        "eval",
+        f"before={out / 'base'}",
+        f"LoRA={out / 'plain'}",
+        f"LoRA with CRaFT={out / 'craft'}",
+        "--env.type=craft_metaworld",
+        f"--env.task={OLD},{NEW}",
+        f"--eval.n_episodes={episodes}",
         f"--output_dir={out / 'eval'}",
     )
     adapter = out / "craft" / "checkpoints" / "last" / "pretrained_model" / "adapter_model.safetensors"
@@ -65,10 +70,19 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 def train(policy: Path, data: Path, output_dir: Path, steps: int, learning_rate: float, *flags: str) -> None:
     """`craft train` from a checkpoint on a dataset of this machine."""
     run(
-        *("train", f"--policy.path={policy}", f"--policy.optimizer_lr={learning_rate}"),
-        *(f"--dataset.repo_id=craft/{data.name}", f"--dataset.root={data}", f"--output_dir={output_dir}"),
-        *(f"--steps={steps}", "--batch_size=64", f"--seed={SEED}", f"--log_freq={max(1, steps // 5)}"),
-        *("--craft.enabled=true", "--craft.preload=true", *flags),
+        "train",
+        f"--policy.path={policy}",
+        f"--policy.optimizer_lr={learning_rate}",
+        f"--dataset.repo_id=craft/{data.name}",
+        f"--dataset.root={data}",
+        f"--output_dir={output_dir}",
+        f"--steps={steps}",
+        f"--log_freq={max(1, steps // 5)}",
+        "--batch_size=64",
+        f"--seed={SEED}",
+        "--craft.enabled=true",
+        "--craft.preload=true",
+        *flags,
     )
 
 

@@ -21,6 +21,8 @@ from lerobot_craft.evaluation.matrix_table import matrix_table, sequence_scores
 TASKS = ("faucet-open", "faucet-close", "side-handle-press")
 OLD_FRAMES = 20  # of each earlier task
 SEED = 0
+# Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
+SMALL, FULL = (2, 3, 3, 48, 1), (25, 800, 300, 800, 20)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
@@ -30,9 +32,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/sequence"), help="must not exist yet")
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
-    demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 48, 1) if options.small else (25, 800, 300, 800, 20)
-    )
+    demonstrations, base_steps, steps, anchors, episodes = SMALL if options.small else FULL
 
     data = {task: record(out / task, [task], demonstrations, seed) for seed, task in enumerate(TASKS, SEED)}
     instructions = [find_task(task).instruction for task in TASKS]
@@ -46,19 +46,23 @@ def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
             stage = out / method / f"{number}_{task}"
             last = stages[-1] / "checkpoints" / "last" / "pretrained_model"
             known = [data[earlier] for earlier in TASKS[:number]]
-            keep = (
+            keep = [
                 f"--craft.old_dataset.repo_id={','.join(f'craft/{place.name}' for place in known)}",
                 f"--craft.old_dataset.root={','.join(map(str, known))}",
                 f"--craft.old_frames={OLD_FRAMES * number}",
                 f"--craft.num_anchors={anchors}",
                 f"--craft.anchor_cache_dir={out / 'anchors' / task}",
-            )
+            ]
             train(last, data[task], stage, steps, 5e-4, *(keep if method == "craft" else ["--craft.method=naive"]))
             stages.append(stage)
         run(
-            *("eval", *(f"after {task}={stage}" for task, stage in zip(TASKS, stages, strict=True))),
-            *("--env.type=craft_metaworld", f"--env.task={','.join(TASKS)}", f"--eval.n_episodes={episodes}"),
-            *(f"--learned={','.join(TASKS[1:])}", f"--output_dir={out / method / 'eval'}"),
+            "eval",
+            *(f"after {task}={stage}" for task, stage in zip(TASKS, stages, strict=True)),
+            "--env.type=craft_metaworld",
+            f"--env.task={','.join(TASKS)}",
+            f"--eval.n_episodes={episodes}",
+            f"--learned={','.join(TASKS[1:])}",
+            f"--output_dir={out / method / 'eval'}",
         )
         found[method] = read_evaluation(out / method / "eval" / "evaluation.json")
 
@@ -75,10 +79,19 @@ def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
 def train(policy: Path, data: Path, output_dir: Path, steps: int, learning_rate: float, *flags: str) -> None:
     """`craft train` from a checkpoint on a dataset of this machine."""
     run(
-        *("train", f"--policy.path={policy}", f"--policy.optimizer_lr={learning_rate}"),
-        *(f"--dataset.repo_id=craft/{data.name}", f"--dataset.root={data}", f"--output_dir={output_dir}"),
-        *(f"--steps={steps}", "--batch_size=32", f"--seed={SEED}", f"--log_freq={max(1, steps // 5)}"),
-        *("--craft.enabled=true", "--craft.preload=true", *flags),
+        "train",
+        f"--policy.path={policy}",
+        f"--policy.optimizer_lr={learning_rate}",
+        f"--dataset.repo_id=craft/{data.name}",
+        f"--dataset.root={data}",
+        f"--output_dir={output_dir}",
+        f"--steps={steps}",
+        f"--log_freq={max(1, steps // 5)}",
+        "--batch_size=32",
+        f"--seed={SEED}",
+        "--craft.enabled=true",
+        "--craft.preload=true",
+        *flags,
     )
 
 

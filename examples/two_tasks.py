@@ -19,6 +19,8 @@ from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 OLD, NEW = "faucet-open", "faucet-close"
 OLD_FRAMES = 20
 SEED = 0
+# Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
+SMALL, FULL = (2, 3, 3, 24, 1), (25, 600, 250, 1000, 20)
 
 
 def main(arguments: list[str] | None = None) -> Evaluation:
@@ -28,9 +30,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/two_tasks"), help="must not exist yet")
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
-    demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 24, 1) if options.small else (25, 600, 250, 1000, 20)
-    )
+    demonstrations, base_steps, steps, anchors, episodes = SMALL if options.small else FULL
 
     old = record(out / "old", [OLD], demonstrations, seed=SEED)
     new = record(out / "new", [NEW], demonstrations, seed=SEED + 1)
@@ -41,19 +41,24 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 
     base = out / "base" / "checkpoints" / "last" / "pretrained_model"
     train(base, new, out / "plain", steps, 5e-4, "--craft.method=naive")
-    train(
-        *(base, new, out / "craft", steps, 5e-4),
+    keep = [
         "--craft.old_dataset.repo_id=craft/old",
         f"--craft.old_dataset.root={old}",
         f"--craft.old_frames={OLD_FRAMES}",
         f"--craft.num_anchors={anchors}",  # the others: frames of the new task under the old instruction
         f"--craft.anchor_cache_dir={out / 'anchors'}",
-    )
+    ]
+    train(base, new, out / "craft", steps, 5e-4, *keep)
 
     # The table at the end: success of each policy on each task, from the same start states.
     run(
-        *("eval", f"before={out / 'base'}", f"plain={out / 'plain'}", f"CRaFT={out / 'craft'}"),
-        *("--env.type=craft_metaworld", f"--env.task={OLD},{NEW}", f"--eval.n_episodes={episodes}"),
+        "eval",
+        f"before={out / 'base'}",
+        f"plain={out / 'plain'}",
+        f"CRaFT={out / 'craft'}",
+        "--env.type=craft_metaworld",
+        f"--env.task={OLD},{NEW}",
+        f"--eval.n_episodes={episodes}",
         f"--output_dir={out / 'eval'}",
     )
     return read_evaluation(out / "eval" / "evaluation.json")
@@ -62,10 +67,19 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 def train(policy: Path, data: Path, output_dir: Path, steps: int, learning_rate: float, *flags: str) -> None:
     """`craft train` from a checkpoint on a dataset of this machine."""
     run(
-        *("train", f"--policy.path={policy}", f"--policy.optimizer_lr={learning_rate}"),
-        *(f"--dataset.repo_id=craft/{data.name}", f"--dataset.root={data}", f"--output_dir={output_dir}"),
-        *(f"--steps={steps}", "--batch_size=64", f"--seed={SEED}", f"--log_freq={max(1, steps // 5)}"),
-        *("--craft.enabled=true", "--craft.preload=true", *flags),
+        "train",
+        f"--policy.path={policy}",
+        f"--policy.optimizer_lr={learning_rate}",
+        f"--dataset.repo_id=craft/{data.name}",
+        f"--dataset.root={data}",
+        f"--output_dir={output_dir}",
+        f"--steps={steps}",
+        f"--log_freq={max(1, steps // 5)}",
+        "--batch_size=64",
+        f"--seed={SEED}",
+        "--craft.enabled=true",
+        "--craft.preload=true",
+        *flags,
     )
 
 

@@ -20,6 +20,8 @@ from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 
 OLD, NEW = ("reach-red", "handle-press"), "reach-blue"
 SEED = 0
+# Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
+SMALL, FULL = (2, 3, 3, 24, 1), (25, 800, 250, 1000, 20)
 
 
 def main(arguments: list[str] | None = None) -> Evaluation:
@@ -29,9 +31,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/zero_old_data"), help="must not exist yet")
     options = parser.parse_args(arguments)
     out: Path = options.output_dir
-    demonstrations, base_steps, steps, anchors, episodes = (
-        (2, 3, 3, 24, 1) if options.small else (25, 800, 250, 1000, 20)
-    )
+    demonstrations, base_steps, steps, anchors, episodes = SMALL if options.small else FULL
 
     old = record(out / "old", OLD, demonstrations, seed=SEED)
     new = record(out / "new", [NEW], demonstrations, seed=SEED + 1)
@@ -42,17 +42,22 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 
     base = out / "base" / "checkpoints" / "last" / "pretrained_model"
     train(base, new, out / "plain", steps, 5e-4, "--craft.method=naive")
-    train(
-        *(base, new, out / "craft", steps, 5e-4),
+    keep = [
         f"--craft.old_instructions={'; '.join(instructions[task] for task in OLD)}",
         f"--craft.num_anchors={anchors}",
         f"--craft.anchor_cache_dir={out / 'anchors'}",
-    )
+    ]
+    train(base, new, out / "craft", steps, 5e-4, *keep)
 
     run("cache", "info", str(out / "anchors"))  # where each anchor is from: no frame of an old dataset
     run(
-        *("eval", f"before={out / 'base'}", f"plain={out / 'plain'}", f"CRaFT, no old frame={out / 'craft'}"),
-        *("--env.type=craft_metaworld", f"--env.task={','.join(instructions)}", f"--eval.n_episodes={episodes}"),
+        "eval",
+        f"before={out / 'base'}",
+        f"plain={out / 'plain'}",
+        f"CRaFT, no old frame={out / 'craft'}",
+        "--env.type=craft_metaworld",
+        f"--env.task={','.join(instructions)}",
+        f"--eval.n_episodes={episodes}",
         f"--output_dir={out / 'eval'}",
     )
     return read_evaluation(out / "eval" / "evaluation.json")
@@ -61,10 +66,19 @@ def main(arguments: list[str] | None = None) -> Evaluation:
 def train(policy: Path, data: Path, output_dir: Path, steps: int, learning_rate: float, *flags: str) -> None:
     """`craft train` from a checkpoint on a dataset of this machine."""
     run(
-        *("train", f"--policy.path={policy}", f"--policy.optimizer_lr={learning_rate}"),
-        *(f"--dataset.repo_id=craft/{data.name}", f"--dataset.root={data}", f"--output_dir={output_dir}"),
-        *(f"--steps={steps}", "--batch_size=64", f"--seed={SEED}", f"--log_freq={max(1, steps // 5)}"),
-        *("--craft.enabled=true", "--craft.preload=true", *flags),
+        "train",
+        f"--policy.path={policy}",
+        f"--policy.optimizer_lr={learning_rate}",
+        f"--dataset.repo_id=craft/{data.name}",
+        f"--dataset.root={data}",
+        f"--output_dir={output_dir}",
+        f"--steps={steps}",
+        f"--log_freq={max(1, steps // 5)}",
+        "--batch_size=64",
+        f"--seed={SEED}",
+        "--craft.enabled=true",
+        "--craft.preload=true",
+        *flags,
     )
 
 
