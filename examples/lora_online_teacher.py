@@ -19,7 +19,7 @@ from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 OLD, NEW = "faucet-open", "faucet-close"
 SEED = 0
 # Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
-SMALL, FULL = (2, 3, 3, 24, 1), (25, 600, 250, 1000, 20)
+SMALL, FULL = (2, 2, 2, 24, 1), (25, 600, 250, 1000, 20)
 LORA = (
     "--peft.method_type=LORA",
     "--peft.r=16",

@@ -150,7 +150,7 @@ class NudgeAdapter(PolicyAdapter):
 
 def learn_and_keep(out: Path, *, small: bool) -> Evaluation:
     """Train on the old task, then on the new one: plainly, and with CRaFT; success of all three on both."""
-    demonstrations, base_steps, steps, anchors, episodes = (2, 3, 3, 24, 1) if small else (25, 1500, 600, 1000, 20)
+    demonstrations, base_steps, steps, anchors, episodes = (2, 2, 2, 24, 1) if small else (25, 1500, 600, 1000, 20)
     old, new = record(out / "old", [OLD], demonstrations, seed=0), record(out / "new", [NEW], demonstrations, seed=1)
     common = ["--batch_size=64", "--num_workers=0", "--seed=0", "--policy.push_to_hub=false", "--craft.preload=true"]
 

@@ -20,7 +20,7 @@ OLD, NEW = "faucet-open", "faucet-close"
 OLD_FRAMES = 20
 SEED = 0
 # Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
-SMALL, FULL = (2, 3, 3, 24, 1), (25, 600, 250, 1000, 20)
+SMALL, FULL = (2, 2, 2, 24, 1), (25, 600, 250, 1000, 20)
 
 
 def main(arguments: list[str] | None = None) -> Evaluation:

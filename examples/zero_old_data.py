@@ -21,7 +21,7 @@ from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 OLD, NEW = ("reach-red", "handle-press"), "reach-blue"
 SEED = 0
 # Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
-SMALL, FULL = (2, 3, 3, 24, 1), (25, 800, 250, 1000, 20)
+SMALL, FULL = (2, 2, 2, 24, 1), (25, 800, 250, 1000, 20)
 
 
 def main(arguments: list[str] | None = None) -> Evaluation:
