@@ -166,6 +166,7 @@ def learn_and_keep(out: Path, *, small: bool) -> Evaluation:
     keep += ["--craft.old_dataset.repo_id=craft/old", f"--craft.old_dataset.root={old}"]
     train("craft", new, steps, base, "--craft.enabled=true", *keep)
     env = ["--env.type=craft_metaworld", f"--env.task={OLD},{NEW}", f"--eval.n_episodes={episodes}"]
+    env += ["--env.episode_length=10"] if small else []
     rows = [f"before={out / 'base'}", f"plain={out / 'plain'}", f"CRaFT={out / 'craft'}"]
     if craft(["eval", *rows, *env, f"--output_dir={out / 'eval'}"]) != 0:
         sys.exit("`craft eval` failed")

@@ -22,7 +22,7 @@ TASKS = ("faucet-open", "faucet-close", "side-handle-press")
 OLD_FRAMES = 20  # of each earlier task
 SEED = 0
 # Demonstrations of each task, steps of the first training, steps of fine-tuning, anchors, episodes of evaluation.
-SMALL, FULL = (2, 3, 3, 48, 1), (25, 800, 300, 800, 20)
+SMALL, FULL = (2, 2, 2, 48, 1), (25, 800, 300, 800, 20)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
@@ -61,6 +61,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Evaluation]:
             "--env.type=craft_metaworld",
             f"--env.task={','.join(TASKS)}",
             f"--eval.n_episodes={episodes}",
+            *(["--env.episode_length=10"] if options.small else []),
             f"--learned={','.join(TASKS[1:])}",
             f"--output_dir={out / method / 'eval'}",
         )

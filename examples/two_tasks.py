@@ -59,6 +59,7 @@ def main(arguments: list[str] | None = None) -> Evaluation:
         "--env.type=craft_metaworld",
         f"--env.task={OLD},{NEW}",
         f"--eval.n_episodes={episodes}",
+        *(["--env.episode_length=10"] if options.small else []),
         f"--output_dir={out / 'eval'}",
     )
     return read_evaluation(out / "eval" / "evaluation.json")
