@@ -67,6 +67,24 @@ def test_an_entry_goes_into_its_row():
     assert entered.tasks == ["a", "b", "c", "d"]
 
 
+@pytest.mark.parametrize(
+    ("asked", "tasks"),
+    [
+        ("c, a,b", ["c", "a", "b"]),
+        ("libero", ["libero/2", "libero/10"]),
+        ("elsewhere", ["b", "a"]),  # of an environment that names its tasks in its own way: as they come
+        (None, ["b", "a"]),
+    ],
+)
+def test_tasks_come_in_the_order_in_which_they_were_asked_for_also_when_read_back(tmp_path, asked, tasks):
+    row = Row("base", "runs/base", "x", {task: four(1) for task in tasks})
+    evaluation = made(env={"type": "reach", "task": asked}, rows=[row], learned=[])
+    assert evaluation.tasks == tasks
+    write_evaluation(tmp_path / "evaluation.json", evaluation)
+    known = asked in ("c, a,b", "libero")
+    assert read_evaluation(tmp_path / "evaluation.json").tasks == (tasks if known else sorted(tasks))
+
+
 def test_rows_come_in_the_order_in_which_they_were_asked_for():
     assert [row.name for row in made().in_order(["two", "base"]).rows] == ["two", "base", "one"]
 

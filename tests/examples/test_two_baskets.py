@@ -1,10 +1,5 @@
-import runpy
-from pathlib import Path
-
 import pytest
 import torch
-
-SCRIPT = Path(__file__).parents[2] / "examples" / "two_baskets.py"
 
 
 @pytest.fixture(autouse=True)
@@ -14,9 +9,8 @@ def _threads():
     torch.set_num_threads(before)
 
 
-def test_plain_fine_tuning_forgets_and_craft_keeps(capsys):
-    main = runpy.run_path(str(SCRIPT))["main"]
-    rates = main(["--seeds=1", "--episodes=100", "--pretrain_steps=1500", "--steps=500"])
+def test_plain_fine_tuning_forgets_and_craft_keeps(example, capsys):
+    rates = example("two_baskets", "--small")
     before, plain, craft = rates.values()
     assert min(before["red"], before["blue"]) >= 0.9
     assert max(plain["red"], plain["blue"]) <= 0.3

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lerobot_craft.policies import Batch, Fixed, Layer, PolicyAdapter, adapter_for, mode
 
-ELSEWHERE = "CRAFT_POLICY_CASES"  # package.module:NAME of a sequence of cases, to be run instead of ours
+# package.module:NAME of a sequence of cases, or of a function that returns one, to be run instead of ours
+ELSEWHERE = "CRAFT_POLICY_CASES"
 
 
 @dataclass(frozen=True)
@@ -99,5 +100,6 @@ def pick_rows(value: Any, rows: Sequence[int]) -> Any:
 def cases() -> Sequence[PolicyCase]:
     """Ours, or those that the environment names."""
     module, _, name = os.environ.get(ELSEWHERE, "tests.policies.lerobot_cases:CASES").partition(":")
-    found: Sequence[PolicyCase] = getattr(importlib.import_module(module), name)
-    return found
+    found = getattr(importlib.import_module(module), name)
+    made: Sequence[PolicyCase] = found() if callable(found) else found
+    return made

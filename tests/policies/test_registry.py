@@ -3,7 +3,15 @@ import sys
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.policies import ENTRY_POINT_GROUP, adapter_for, supported_policies
+from lerobot_craft.policies import (
+    ENTRY_POINT_GROUP,
+    PolicyAdapter,
+    adapter_for,
+    register_adapter,
+    registry,
+    supported_policies,
+)
+from lerobot_craft.policies.act import ACTAdapter
 from tests.policies.test_adding_a_policy import install
 
 OURS = ["act", "diffusion", "pi0", "pi05", "pi0_fast", "smolvla"]
@@ -73,3 +81,44 @@ def test_an_installed_adapter_that_does_not_load_says_why(third_party, target, s
     third_party({"tdmpc": target}, broken_craft=source)
     with pytest.raises(CraftError, match=sentence):
         adapter_for(config_of("tdmpc"))
+
+
+@pytest.fixture
+def _only_in_this_test(monkeypatch):
+    monkeypatch.setattr(registry, "_registered", {})
+
+
+@pytest.mark.usefixtures("_only_in_this_test")
+def test_a_script_registers_an_adapter_for_its_own_process():
+    @register_adapter
+    class Mine(ACTAdapter):
+        policy_type = "vqbet"
+
+    assert Mine.__name__ == "Mine"  # the decorator gives the class back
+    assert "vqbet" in supported_policies()
+    assert type(adapter_for(config_of("vqbet"))) is Mine
+
+
+@pytest.mark.usefixtures("_only_in_this_test")
+def test_a_registered_adapter_goes_before_an_installed_one_and_before_ours(third_party):
+    source = "from lerobot_craft.policies.act import ACTAdapter\nclass Installed(ACTAdapter):\n    pass\n"
+    third_party({"act": "found_craft:Installed"}, found_craft=source)
+    assert type(adapter_for(config_of("act"))).__name__ == "Installed"
+    mine = register_adapter(type("Mine", (ACTAdapter,), {}))
+    assert type(adapter_for(config_of("act"))) is mine
+
+
+@pytest.mark.usefixtures("_only_in_this_test")
+@pytest.mark.parametrize(
+    ("adapter", "sentence"),
+    [
+        (type("Mine", (PolicyAdapter,), {"policy_type": "act"}), "Mine lacks output_kind, .* demonstration, fix"),
+        (object, "not a class of PolicyAdapter"),
+        (ACTAdapter(), "not a class of PolicyAdapter"),
+    ],
+    ids=["unfinished", "something else", "no class"],
+)
+def test_what_is_no_adapter_is_not_registered(adapter, sentence):
+    with pytest.raises(CraftError, match=sentence):
+        register_adapter(adapter)
+    assert type(adapter_for(config_of("act"))) is ACTAdapter

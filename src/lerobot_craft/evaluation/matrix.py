@@ -61,8 +61,10 @@ class Evaluation:
 
     @property
     def tasks(self) -> list[str]:
-        """All tasks that any row has played, in order."""
-        return list(dict.fromkeys(task for row in self.rows for task in row.successes))
+        """All tasks that any row has played, in the order of `--env.task`: the file does not keep that of its keys."""
+        suites = [suite.strip() for suite in str(self.env.get("task") or "").split(",")]
+        played = dict.fromkeys(task for row in self.rows for task in row.successes)
+        return sorted(played, key=lambda task: _place(task, suites))
 
     def sequence(self) -> SuccessMatrix | None:
         """The first rows as stages of a sequence; None where they are not, or not all played."""
@@ -136,6 +138,12 @@ def _check(evaluation: Evaluation) -> None:
                 raise StrictJSONError(
                     f"rows: {row.name} has {len(successes)} episodes of {task}, expected {evaluation.n_episodes}"
                 )
+
+
+def _place(task: str, suites: Sequence[str]) -> tuple[int, int]:
+    """Position of a task's suite, and the task's number where the suite has several (`libero_spatial/10`)."""
+    suite, _, number = task.partition("/")
+    return suites.index(suite) if suite in suites else len(suites), int(number) if number.isdecimal() else 0
 
 
 def _short(value: object) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,12 +218,20 @@ def _packages(cfg: Any) -> dict[str, object]:
     """Flags that make lerobot import what it does not know by itself: a policy's package, an environment's."""
     # Not `policy.discover_packages_path`: lerobot-eval takes that for a setting of the policy.
     homes = {"discover_packages_path": cfg.policy, "env.discover_packages_path": cfg.env}
-    modules = {flag: type(config).__module__ for flag, config in homes.items() if config is not None}
+    modules = {flag: _importable(type(config).__module__) for flag, config in homes.items() if config is not None}
     return {
         flag: module.rpartition(".")[0] or module
         for flag, module in modules.items()
-        if not f"{module}.".startswith(_FOUND_BY_LEROBOT)
+        if module is not None and not f"{module}.".startswith(_FOUND_BY_LEROBOT)
     }
+
+
+def _importable(module: str) -> str | None:
+    """The name by which another process imports a module: that of a script is its file's; a notebook has none."""
+    if module != "__main__":
+        return module
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    return None if file is None else Path(file).stem
 
 
 def _settings(env: Any) -> dict[str, object]:

@@ -18,7 +18,7 @@ from lerobot_craft.policies.adapter import (
     unwrapped,
 )
 from lerobot_craft.policies.reach import Reach, check_reach, reach_of
-from lerobot_craft.policies.registry import ENTRY_POINT_GROUP, adapter_for, supported_policies
+from lerobot_craft.policies.registry import ENTRY_POINT_GROUP, adapter_for, register_adapter, supported_policies
 from lerobot_craft.policies.taps import mode
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "check_reach",
     "mode",
     "reach_of",
+    "register_adapter",
     "supported_policies",
     "unwrapped",
 ]

@@ -1,4 +1,8 @@
-"""Which adapter belongs to a policy. Third parties add theirs by an entry point, without touching this package."""
+"""Which adapter belongs to a policy. Third parties add theirs without touching this package.
+
+An installed distribution declares an entry point, which every process finds. A script or a notebook, which is no
+distribution, registers its adapter for its own process.
+"""
 
 import importlib
 from importlib.metadata import entry_points
@@ -17,11 +21,31 @@ _BUILT_IN = {
     "pi0_fast": "lerobot_craft.policies.pi0_fast:PI0FastAdapter",
     "smolvla": "lerobot_craft.policies.smolvla:SmolVLAAdapter",
 }
+_GIVEN = ("policy_type", "output_kind", "reads_instruction", "train_mode", "fixed_names")  # and no default for them
+_registered: dict[str, type[PolicyAdapter]] = {}
+
+
+def register_adapter[Adapter: type[PolicyAdapter]](adapter: Adapter) -> Adapter:
+    """Make an adapter known in this process, under its `policy_type`: a decorator for the class.
+
+    It goes before an installed one and before ours. Other processes, such as the command `craft`, do not know of it
+    unless they import the module that registers it (`--policy.discover_packages_path`).
+
+    Raises:
+        CraftError: It is no adapter, or an unfinished one.
+    """
+    if not (isinstance(adapter, type) and issubclass(adapter, PolicyAdapter)):
+        raise CraftError(f"{adapter!r} is not a class of PolicyAdapter, so it cannot be registered")
+    missing = [name for name in _GIVEN if not hasattr(adapter, name)] + sorted(adapter.__abstractmethods__)
+    if missing:
+        raise CraftError(f"the adapter {adapter.__name__} lacks {', '.join(missing)} (docs/adding-a-policy.md)")
+    _registered[adapter.policy_type] = adapter
+    return adapter
 
 
 def supported_policies() -> list[str]:
-    """Policy types that have an adapter here or in an installed distribution."""
-    return sorted(set(_BUILT_IN) | {entry.name for entry in entry_points(group=ENTRY_POINT_GROUP)})
+    """Policy types that have an adapter here, in this process or in an installed distribution."""
+    return sorted({*_BUILT_IN, *_registered, *(entry.name for entry in entry_points(group=ENTRY_POINT_GROUP))})
 
 
 def adapter_for(config: Any) -> PolicyAdapter:
@@ -41,6 +65,8 @@ def _types_of(config: Any) -> list[str]:
 
 
 def _load(policy_type: str) -> PolicyAdapter | None:
+    if policy_type in _registered:
+        return _registered[policy_type]()
     target = _BUILT_IN.get(policy_type)
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=policy_type):
         target = entry.value  # somebody installed it on purpose: it goes before ours
