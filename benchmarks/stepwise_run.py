@@ -19,7 +19,7 @@ from lerobot_craft.core import RetentionStep
 from lerobot_craft.lerobot_api.training import make_accelerator
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
-from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.documents import config_class
 from lerobot_craft.training.loop import run_steps
 from lerobot_craft.training.methods import constrained
 from lerobot_craft.training.records.recorder import Recorder
@@ -75,7 +75,8 @@ class Run:
         if self.cache is not None:
             flags["craft.anchor_cache_dir"] = self.cache
         craft_flags, rest = split_flags([f"--{name}={value}" for name, value in flags.items()])
-        cfg, craft = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft_flags, "craft train", saved))
+        settings = config_class(craft_flags)
+        cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved))
         output_dir.mkdir(parents=True)
         return open_session(cfg, craft, make_accelerator(cfg))
 

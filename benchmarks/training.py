@@ -44,6 +44,15 @@ HIDDEN, TOKEN_LEVEL, ACTION = "hidden, layer -2", "token_ce", "action"
 CLAIM = 1.5
 LORA = {"peft.method_type": "LORA", "peft.r": 8, "peft.target_modules": r".*language_model.*\.(q_proj|v_proj)"}
 
+# The teacher's actions on old frames, once each: what the other modes have, so that the passes can be compared.
+ON_OLD_FRAMES: dict[str, object] = {
+    "retention_mode": "action",
+    "anchor_source": "dataset",
+    "drawn_states": 0,
+    "walked_states": 0,
+    "num_draws": 1,
+}
+
 
 def hidden(name: str, cache: str | None = None, **flags: Any) -> Variant:
     other = flags.pop("other", {})
@@ -53,7 +62,7 @@ def hidden(name: str, cache: str | None = None, **flags: Any) -> Variant:
 MODES = [
     hidden(HIDDEN, "hidden"),
     Variant(TOKEN_LEVEL, {"retention_mode": "token_ce"}, "token_ce"),
-    Variant(ACTION, {"retention_mode": "action"}, ACTION),
+    Variant(ACTION, ON_OLD_FRAMES, ACTION),
 ]
 GROUPS = {
     "modes": [
@@ -71,13 +80,13 @@ GROUPS = {
     ],
     "teachers": [
         hidden("hidden, layer -2, online teacher: frozen copy", teacher="online"),
-        Variant("action, online teacher: frozen copy", {"retention_mode": "action", "teacher": "online"}),
+        Variant("action, online teacher: frozen copy", {**ON_OLD_FRAMES, "teacher": "online"}),
         Variant(PLAIN_LORA, {"method": "naive"}, other=LORA),
         hidden("LoRA, hidden, layer -2", "hidden", other=LORA),
         hidden("LoRA, hidden, layer -2, online teacher: adapter off", teacher="online", other=LORA),
     ],
     "engines": [
-        Variant(f"action, {name}", {"retention_mode": "action"}, ACTION, engine=engine)
+        Variant(f"action, {name}", ON_OLD_FRAMES, ACTION, engine=engine)
         for name, engine in {
             "no surgery: weighted sum": WeightedSum,
             "two clones": TwoClones,
