@@ -165,6 +165,18 @@ def test_a_rank_that_goes_its_own_way_stops_the_run(train):
     assert not run.checkpoint.exists()
 
 
+def assert_stock_lerobot_loads(run: Run) -> None:
+    """By its own loader, with every weight as it is in the file."""
+    from lerobot.configs.policies import PreTrainedConfig
+    from lerobot.policies.factory import get_policy_class
+
+    directory = run.checkpoint / "pretrained_model"
+    policy = get_policy_class(PreTrainedConfig.from_pretrained(directory).type).from_pretrained(directory, strict=True)
+    state = policy.state_dict()
+    assert run.weights.keys() <= state.keys()
+    assert all(torch.equal(state[name], weight) for name, weight in run.weights.items())
+
+
 SHARDED = {
     "smolvla": SMOLVLA_HIDDEN | OLD_FRAMES,
     "pi0_fast": OLD_FRAMES,
@@ -184,6 +196,7 @@ def test_a_sharded_run_is_a_whole_one_and_so_are_its_checkpoints(policy_type, tr
     assert moments[0].keys() == moments[1].keys()
     for name, moment in moments[0].items():
         assert_close(moments[1][name], moment, rtol=1e-4, atol=1e-5)
+    assert_stock_lerobot_loads(two)
     trace, weights = two.metrics, two.weights
     middle = two.output / "checkpoints/000003/pretrained_model/train_config.json"
     argv = ["train", f"--config_path={middle}", "--resume=true", f"--discover_packages_path={PACKAGE}"]
