@@ -141,8 +141,9 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 def as_markdown(report: dict[str, Any]) -> str:
     lines = [
+        f"# How a step of training grows, {report['date']}\n",
         f"pi0_fast, batches of {report['batch']} and as many anchors, {report['repeats']} repeats in turns, "
-        f"{report['threads']} threads, {report['date']}.\n",
+        f"{report['threads']} threads.\n",
         "| grows | to | parameters | plain step, s | CRaFT / plain (range) | operations |",
         "|---|---|---|---|---|---|",
     ]
