@@ -113,6 +113,18 @@ def test_many_mutated_manifests_are_read_or_refused(real_cache, tally):
         tally.add("forged manifests with right checksums", outcome, times)
 
 
+@pytest.mark.parametrize("shape", [[32, 32], [2, 32, 32], [3, 0, 32], [1, 1, 3, 32, 32], []])
+def test_a_picture_of_no_shape_is_refused(real_cache, tmp_path, shape):
+    directory, teacher, content = real_cache
+    copied = shutil.copytree(directory, tmp_path / "cache")
+    changed = copy.deepcopy(content)
+    changed["input_features"]["observation.images.top"]["shape"] = shape
+    put(copied / "manifest.json", json.dumps(changed).encode())
+    write_checksum(copied / "manifest.json")
+    with pytest.raises(CraftError):
+        use(copied, teacher)
+
+
 def test_the_cache_itself_is_fine(real_cache, tmp_path):
     directory, teacher, content = real_cache
     copied = shutil.copytree(directory, tmp_path / "cache")

@@ -24,13 +24,18 @@ def encode_image(image: Tensor) -> Tensor:
     """PNG bytes, uint8 [length], of one uint8 image [C, H, W] or [S, C, H, W]."""
     if image.dtype != torch.uint8:
         raise ValueError(f"images in a cache are uint8, as the camera gave them; got {image.dtype}")
-    if image.dim() not in (3, 4) or image.shape[-3] not in _COLOUR_TYPES or image.numel() == 0:
+    if not is_image_shape(image.shape):
         raise ValueError(f"expected [C, H, W] or [S, C, H, W] with 1 or 3 channels; got {tuple(image.shape)}")
     *_, channels, height, width = image.shape
     steps = image.reshape(-1, channels, height, width)  # [S, C, H, W]
     tall = steps.transpose(0, 1).reshape(channels, -1, width)  # [C, S * H, W]
     encoded: Tensor = encode_png(tall.cpu().contiguous(), compression_level=_COMPRESSION_LEVEL)
     return encoded
+
+
+def is_image_shape(shape: Sequence[int]) -> bool:
+    """Whether it is one of [C, H, W] or [S, C, H, W] that a PNG can hold."""
+    return len(shape) in (3, 4) and shape[-3] in _COLOUR_TYPES and min(shape) > 0
 
 
 def decode_image(data: Tensor, shape: Sequence[int]) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lerobot_craft.anchors.build import INPUT
 from lerobot_craft.anchors.columns import Column, Columns, Ragged
 from lerobot_craft.anchors.files import Progress
-from lerobot_craft.anchors.images import decode_images
+from lerobot_craft.anchors.images import decode_images, is_image_shape
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.anchors.order import by_origin, visit
 from lerobot_craft.anchors.retained import Retained, RetentionMode
@@ -177,7 +177,8 @@ def _problems(store: AnchorStore) -> Iterator[str]:
     for name, feature in manifest.input_features.items():
         column = columns.get(f"{INPUT}{name}")
         if feature.codec == "png":
-            if math.prod(feature.shape) > _LARGEST_IMAGE or (column is None) is not reference:
+            fits = is_image_shape(feature.shape) and math.prod(feature.shape) <= _LARGEST_IMAGE
+            if not fits or (column is None) is not reference:
                 yield f"the images {name!r:.80} are not where it says, or not as large"
         elif column is None or column.ragged or list(column.shape) != feature.shape:
             yield f"the feature {name!r:.80} is not what it says"
