@@ -62,7 +62,7 @@ def test_what_is_left_open_follows_what_is_retained(flags, settings, monkeypatch
         return None, found[0]
 
     monkeypatch.setattr("lerobot_craft.training.settings.read_settings", read)
-    monkeypatch.setattr("lerobot_craft.training.run.train", lambda cfg, craft: None)
+    monkeypatch.setattr("lerobot_craft.training.run.train", lambda cfg, craft, command: None)
     assert main(["train", *flags]) == 0
     assert {name: getattr(found[0], name) for name in settings} == settings
 
