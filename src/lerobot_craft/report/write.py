@@ -23,6 +23,8 @@ def write_report(paths: Sequence[Path], output: Path) -> str:
     inputs = load_inputs(paths)
     if output.resolve() in {path.resolve() for path in inputs.files}:
         raise CraftError(f"{output} is one of the results: choose another name with --output=FILE")
+    if not output.parent.exists():
+        raise CraftError(f"--output={output}: there is no directory {output.parent}. Make it first, or name another")
     found = together(inputs.sources)
     write_text(output, render(inputs, found))
     of_evaluations = [made(evaluation) for evaluation in inputs.evaluations for made in (matrix_table, scores_table)]
