@@ -15,6 +15,8 @@ from pathlib import Path
 # What Python tells its audit hooks of the file system. Bytes that are written are not among it: see `kill_in_line`.
 _OPERATIONS = {"os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.truncate"}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+_LOOKUPS = {"socket.getaddrinfo", "socket.gethostbyname"}
+_CALLS = {"socket.connect", "socket.sendto", "socket.sendmsg"}
 _LINES = ("metrics.jsonl", "lambda_history.csv")
 
 
@@ -151,8 +153,9 @@ def clock_goes_back(by: float) -> None:
 
 
 def no_internet(report: str) -> None:
-    """Sockets to other machines raise; `report` gets a line for each try, so that a caught error is seen too.
+    """Looking up and calling another machine raise; `report` gets a line for each try: a caught error is seen too.
 
+    A socket alone calls nobody: urllib3 opens one when it is imported, to learn whether the machine knows IPv6.
     As if nobody had set HF_HUB_OFFLINE, which the tests set for everything else.
     """
     import huggingface_hub.constants
@@ -160,10 +163,7 @@ def no_internet(report: str) -> None:
     huggingface_hub.constants.HF_HUB_OFFLINE = False
 
     def refuse(event: str, arguments: tuple) -> None:
-        tried = event == "socket.getaddrinfo" or (
-            event in ("socket.__new__", "socket.connect") and _family(event, arguments) != socket.AF_UNIX
-        )
-        if tried:
+        if event in _LOOKUPS or (event in _CALLS and arguments[0].family != socket.AF_UNIX):
             with Path(report).open("a") as file:
                 file.write(f"{event} {arguments[1:]}\n")
             raise OSError(f"{event}: there is no internet here")
@@ -191,10 +191,6 @@ def mount_read_only(directory: str) -> None:
 def die() -> None:
     """What no process survives, and of which it is not told."""
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _family(event: str, arguments: tuple) -> int:
-    return arguments[1] if event == "socket.__new__" else arguments[0].family
 
 
 def _changes(event: str, arguments: tuple, directory: str) -> bool:

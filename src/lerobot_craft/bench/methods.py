@@ -125,7 +125,7 @@ def _lora(known: Known) -> Flags:
     }
 
 
-_STRENGTH = Knob(("craft.initial_lambda",), 3.0, (1.0, 3.0, 10.0))
+_STRENGTH = Knob(("craft.initial_lambda",), CraftConfig.initial_lambda, (0.3, 1.0, 3.0, 10.0))
 _FLOORED = Knob(("craft.initial_lambda", "craft.lambda_min"), 3.0, (1.0, 3.0, 10.0))  # the documents have no floor
 
 METHODS = {
@@ -208,7 +208,7 @@ METHODS = {
             "CRaFT, fixed multiplier",
             "any",
             _recipe,
-            Knob(("craft.initial_lambda", "craft.lambda_max"), 3.0, (1.0, 3.0, 10.0)),
+            Knob(("craft.initial_lambda", "craft.lambda_max"), CraftConfig.initial_lambda, (0.3, 1.0, 3.0, 10.0)),
             source="both",
         ),
         Method(
