@@ -93,7 +93,7 @@ def test_a_setting_that_does_not_exist_any_more_is_no_difference(finished, monke
 
 def test_the_settings_are_those_of_the_flags(run):
     settings = store.settings_of(run)
-    assert (settings["retention_mode"], settings["initial_lambda"], settings["lambda_max"]) == ("action", 1.0, 10.0)
+    assert (settings["retention_mode"], settings["initial_lambda"], settings["lambda_max"]) == ("action", 3.0, 10.0)
 
 
 def test_the_settings_of_a_method_of_the_documents_are_theirs(run):

@@ -45,8 +45,8 @@ def test_a_value_may_begin_with_a_minus(written):
 @pytest.mark.parametrize(
     ("flags", "settings"),
     [
-        ([], {"retention_mode": "action", "retention_freq": 1, "lambda_min": None}),
-        (["craft.retention_mode=hidden"], {"retention_mode": "hidden", "retention_freq": 5, "lambda_min": 0.0}),
+        ([], {"retention_mode": "action", "retention_freq": 1, "initial_lambda": 3.0}),
+        (["craft.retention_mode=hidden"], {"retention_mode": "hidden", "retention_freq": 5, "initial_lambda": 1.0}),
         (
             ["--craft.hidden_layer=-1"],
             {"retention_mode": "hidden", "anchor_batch_size": 16, "anchor_source": "dataset"},

@@ -44,7 +44,7 @@ MEASURED = {
     "walked_states": 0.5,
     "drawn_states": 0.7,
     "num_draws": 8,
-    "initial_lambda": 1.0,
+    "initial_lambda": 3.0,
     "lambda_min": None,  # where it starts
 }
 # Another value than the default for every setting, all of them valid together.
@@ -237,7 +237,7 @@ def test_settings_that_do_not_go_together_are_refused(settings, said):
 
 def test_the_multipliers_rule_gets_every_setting_of_its_own():
     assert DocumentsConfig().dual() == Dual()
-    assert CraftConfig().dual() == Dual(lambda_min=1.0)
+    assert CraftConfig().dual() == Dual(initial_lambda=3.0, lambda_min=3.0)
     assert CraftConfig(**OTHER).dual() == Dual("pi", 2.0, 0.02, 0.5, 4.0, 0.25, 3.0, 0.75)
 
 

@@ -132,7 +132,7 @@ class CraftConfig:
     lambda_per_task: bool = True
     # ascent | pi | log.
     dual_rule: str = "ascent"
-    initial_lambda: float = 1.0
+    initial_lambda: float = 3.0
     lambda_lr: float = 0.01
     # Unset: where it starts, so that it may rise but not fall below.
     lambda_min: float | None = None
