@@ -18,8 +18,8 @@ def test_no_task_is_both_tuned_on_and_shown():
     }
 
 
-def test_there_are_two_to_tune_on_and_three_to_show():
-    assert [scenario.role for scenario in SINGLE] == ["tuning", "tuning", "final", "final", "final"]
+def test_there_are_two_to_tune_on_and_four_to_show():
+    assert [scenario.role for scenario in SINGLE] == ["tuning", "tuning", "final", "final", "final", "final"]
 
 
 @pytest.mark.parametrize("scenario", SINGLE, ids=lambda scenario: scenario.name)

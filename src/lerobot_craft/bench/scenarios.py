@@ -82,6 +82,13 @@ _TABLE = (
         old=("door-lock", "window-close", "dial-turn", "coffee-button", "button-front"),
         new=("door-unlock",),
     ),
+    # The window the other way round, added when the settings were no longer to be changed.
+    Scenario(
+        "pane",
+        "final",
+        old=("window-close", "dial-turn", "door-unlock", "coffee-button", "drawer-close"),
+        new=("window-open",),
+    ),
     Scenario(
         "sequence",
         "final",
