@@ -11,14 +11,11 @@ Real lerobot policies at a small size on a local dataset. Everything is a ratio 
 """
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,6 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import numpy as np
 import torch
 
+from dated import RESULTS, dated, write
 from lerobot_craft.anchors.build import Job, build_cache
 from lerobot_craft.anchors.datasets import as_anchors
 from lerobot_craft.anchors.loader import open_cache
@@ -275,7 +273,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--anchors", type=int, default=96)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     results = []
@@ -287,20 +285,8 @@ def main(arguments: list[str] | None = None) -> None:
             show(results[-1], options)
             for kind in KINDS:
                 shutil.rmtree(root / kind, ignore_errors=True)
-    date = datetime.now(UTC).date().isoformat()
-    report = {
-        "benchmark": "anchors",
-        "date": date,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        **{name: getattr(options, name) for name in ("width", "depth", "image_size", "anchors", "batch", "repeats")},
-        "results": results,
-    }
-    path = options.output_dir / f"anchors-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    sizes = {name: getattr(options, name) for name in ("width", "depth", "image_size", "anchors", "batch", "repeats")}
+    write(dated("anchors", **sizes, results=results), options.output_dir)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,17 @@ test that fails stops the count from being written. The table of docs/reliabilit
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from dated import RESULTS, dated, write
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
-RESULTS = Path(__file__).parent / "results"
 BEGIN, END = "<!-- counts: written by make faults -->", "<!-- end of counts -->"
 TESTS = ("tests/faults", "tests/anchors/test_faults.py", "tests/anchors/test_lies.py", "tests/training/output")
 
@@ -62,23 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
         if code:
             return code
         found = json.loads(counted.read_text())
-    import torch
-
-    report = {
-        "benchmark": "faults",
-        "date": datetime.now(UTC).date().isoformat(),
-        "tests": found["passed"],
-        "skipped": found["skipped"],
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "torch": torch.__version__,
-        "machine": f"{platform.system()} {platform.machine()}",
-        "counts": found["counts"],
-    }
-    path = options.output_dir / f"faults-{report['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
+    minutes = round((time.monotonic() - began) / 60, 1)
+    report = dated("faults", tests=found["passed"], skipped=found["skipped"], minutes=minutes, counts=found["counts"])
+    write(report, options.output_dir)
     options.page.write_text(on_page(options.page.read_text(), report))
-    print(f"\nwritten to {path} and {options.page}")
+    print(f"and to {options.page}")
     return 0
 
 

@@ -10,13 +10,11 @@ points of several processes are commands of their own, one thread per process, p
 import argparse
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -24,9 +22,8 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-
 from anchors import make_teacher
+from dated import RESULTS, dated, write
 from lerobot_craft.tiny.datasets import make_local_dataset
 from parity import quietly
 from stepwise_run import Run, Variant
@@ -165,25 +162,14 @@ def main(arguments: list[str] | None = None) -> None:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     random.seed(0)
-    report = {
-        "benchmark": "growth",
-        "date": datetime.now(UTC).date().isoformat(),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        **{name: value for name, value in vars(options).items() if name != "output_dir"},
-        "rows": measure(options),
-    }
+    settings = {name: value for name, value in vars(options).items() if name != "output_dir"}
+    report = dated("growth", **settings, rows=measure(options))
     text = as_markdown(report)
     print(text)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    path = options.output_dir / f"growth-{report['date']}"
-    path.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
-    path.with_suffix(".md").write_text(text)
-    print(f"written to {path}.json and .md")
+    write(report, options.output_dir, text)
 
 
 if __name__ == "__main__":

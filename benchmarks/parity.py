@@ -13,16 +13,13 @@ import argparse
 import contextlib
 import io
 import itertools
-import json
 import logging
 import os
-import platform
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -32,6 +29,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from dated import RESULTS, dated, write
 from lerobot_craft.cli.train import run as craft_train
 from lerobot_craft.tiny.__main__ import make_all
 
@@ -200,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--policies", default="smolvla,pi0_fast")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # small policies gain nothing from a second
     print(f"{options.steps} steps of {options.batch} samples each, in turns, 1 thread.")
@@ -211,22 +209,8 @@ def main(arguments: list[str] | None = None) -> None:
         with tempfile.TemporaryDirectory() as root:
             results.append(measure(policy_type, Path(root), options))
         show(results[-1])
-    date = datetime.now(UTC).date().isoformat()
-    report = {
-        "benchmark": "parity",
-        "date": date,
-        "steps": options.steps,
-        "batch": options.batch,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "target": TARGET,
-        "results": results,
-    }
-    path = options.output_dir / f"parity-{date}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    report = dated("parity", steps=options.steps, batch=options.batch, target=TARGET, results=results)
+    write(report, options.output_dir)
 
 
 if __name__ == "__main__":

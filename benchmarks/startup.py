@@ -6,20 +6,18 @@ time of verifying the cache, which is measured apart, with the speed of its chec
 """
 
 import argparse
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from dated import RESULTS, dated, write
 from lerobot_craft.anchors.files import sha256_of
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.tiny.__main__ import make_all
@@ -118,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--anchors", type=int, default=2000, help="of the cache whose reading is timed")
     parser.add_argument("--megabytes", type=int, default=1000, help="of the file whose checksum is timed")
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory)
@@ -134,13 +132,11 @@ def main(arguments: list[str] | None = None) -> None:
                 times[name].append(seconds_to_first_step(code, flags, root / "log"))
         read = reading(root / "large", root / "file", options.megabytes, options.repeats)
     beyond = {name: [own - stock for own, stock in zip(times[name], times[STOCK], strict=True)] for name in runs}
-    report = {
-        "benchmark": "startup",
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": platform.machine(),
-        "repeats": options.repeats,
-        "limit_seconds": LIMIT_SECONDS,
-        "rows": {
+    report = dated(
+        "startup",
+        repeats=options.repeats,
+        limit_seconds=LIMIT_SECONDS,
+        rows={
             name: {
                 "seconds_median": median(times[name]),
                 "beyond_median": median(beyond[name]),
@@ -148,14 +144,11 @@ def main(arguments: list[str] | None = None) -> None:
             }
             for name in runs
         },
-        "anchors": options.anchors,
-        "reading": read,
-    }
+        anchors=options.anchors,
+        reading=read,
+    )
     print(as_markdown(report))
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    path = options.output_dir / f"startup-{report['date']}.json"
-    path.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"written to {path}")
+    write(report, options.output_dir)
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ gradients: in units of one gradient copy.
 """
 
 import argparse
-import json
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +20,7 @@ from torchjd.aggregation import Aggregator, PCGrad, UPGrad
 from torchjd.autojac import backward as jacobian_backward
 from torchjd.autojac import jac_to_grad
 
+from dated import RESULTS, dated, write
 from lerobot_craft.core import Dual, Multipliers, RetentionStep, drift
 
 LAMBDA = 1.0
@@ -189,27 +187,20 @@ def against_baseline(
 
 
 def report(model: Transformer, rows: list[Row], options: argparse.Namespace) -> None:
-    result = {
-        "benchmark": "surgery",
-        "date": datetime.now(UTC).date().isoformat(),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "tokens_per_loss": options.batch * options.length,
-        "repeats": options.repeats,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-        "rows": [asdict(row) for row in rows],
-    }
+    result = dated(
+        "surgery",
+        parameters=sum(p.numel() for p in model.parameters()),
+        tokens_per_loss=options.batch * options.length,
+        repeats=options.repeats,
+        rows=[asdict(row) for row in rows],
+    )
     print(
         f"\n{result['parameters']:,} parameters, {result['tokens_per_loss']} tokens per loss, "
         f"{options.repeats} interleaved repeats, {result['threads']} threads\n"
     )
     print("| method | time, median (range) | peak gradient copies |\n|---|---|---|")
     print(*(row.markdown() for row in rows), sep="\n")
-    path = options.output_dir / f"surgery-{result['date']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    print(f"\nwritten to {path}")
+    write(result, options.output_dir)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -220,7 +211,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=8)
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)
     model = Transformer(options.vocabulary, options.width, options.layers)

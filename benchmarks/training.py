@@ -15,22 +15,19 @@ The claim under test: hidden retention trains 1.5 times as fast as the token-lev
 """
 
 import argparse
-import json
 import os
-import platform
 import random
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
 
 from anchors import TASKS, make_teacher
+from dated import RESULTS, dated, write
 from engines import TorchJD, TwoClones, WeightedSum
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.tiny.datasets import make_local_dataset
@@ -219,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--groups", default=",".join(GROUPS), help="modes is needed, for the others are compared with it"
     )
     parser.add_argument("--lr", type=float, default=1e-4)
-    parser.add_argument("--output_dir", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     random.seed(0)
     with tempfile.TemporaryDirectory() as directory, quietly():
@@ -233,27 +230,19 @@ def main(arguments: list[str] | None = None) -> None:
     parameters = sum(p.numel() for p in teacher.policy.parameters())
     weights = sum(p.nbytes for p in teacher.policy.parameters())
     found = limits(rows, data, weights, PLAIN, PLAIN_LORA)
-    report = {
-        "benchmark": "training",
-        "date": datetime.now(UTC).date().isoformat(),
-        "parameters": parameters,
-        "tokens": f"{image_tokens} image tokens, prompts of {config.tokenizer_max_length} and up to "
+    report = dated(
+        "training",
+        parameters=parameters,
+        tokens=f"{image_tokens} image tokens, prompts of {config.tokenizer_max_length} and up to "
         f"{config.max_action_tokens} action tokens",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
         **{name: value for name, value in vars(options).items() if name != "output_dir"},
-        "rows": [asdict(row) for row in rows],
-        "hidden_against_token_ce": verdict(rows),
-        "limits": [limit.to_json() for limit in found],
-    }
+        rows=[asdict(row) for row in rows],
+        hidden_against_token_ce=verdict(rows),
+        limits=[limit.to_json() for limit in found],
+    )
     text = as_markdown(report, rows, found)
     print(text)
-    options.output_dir.mkdir(parents=True, exist_ok=True)
-    path = options.output_dir / f"training-{report['date']}"
-    path.with_suffix(".json").write_text(json.dumps(report, indent=2) + "\n")
-    path.with_suffix(".md").write_text(text)
-    print(f"written to {path}.json and .md")
+    write(report, options.output_dir, text)
 
 
 if __name__ == "__main__":

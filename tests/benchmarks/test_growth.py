@@ -8,8 +8,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "growth.py"
 
 
 @pytest.fixture
-def growth(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPT.parent)
+def growth():
     return runpy.run_path(str(SCRIPT))
 
 

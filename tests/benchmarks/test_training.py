@@ -9,9 +9,8 @@ SMALL = ["--width=64", "--depth=3", "--image_size=64", "--anchors=6", "--batch=2
 
 
 @pytest.fixture
-def measured(tmp_path, monkeypatch, capsys):
+def measured(tmp_path, capsys):
     """Function from groups of variants to the report and what was printed."""
-    monkeypatch.syspath_prepend(SCRIPT.parent)
 
     def run(groups):
         main = runpy.run_path(str(SCRIPT))["main"]
