@@ -3,7 +3,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lerobot_craft.lerobot_api.train_steps import eval_flags
+from lerobot_craft.lerobot_api.policies import load_policy
+from lerobot_craft.lerobot_api.train_flags import parse_train_config
+from lerobot_craft.lerobot_api.train_steps import eval_flags, push_policy
 
 
 def run_with_policy_of(module):
@@ -32,3 +34,28 @@ def test_a_script_is_imported_by_the_name_of_its_file_and_a_notebook_not_at_all(
         main.__file__ = file
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert eval_flags(run_with_policy_of("__main__")).get("discover_packages_path") == package
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # in lerobot's template of a card
+@pytest.mark.parametrize("card", ["---\ntags:\n- craft\n---\nours", None])
+def test_what_is_pushed_has_our_card_where_there_is_one(card, train_flags, tmp_path, monkeypatch):
+    pushed = {}
+
+    class Hub:
+        """What lerobot calls of the Hub, which is out of reach here."""
+
+        def create_repo(self, repo_id, **_):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self, folder_path, **_):
+            pushed.update({path.name: path.read_text() for path in folder_path.glob("*.md")})
+            return SimpleNamespace(repo_url=SimpleNamespace(url="there"))
+
+    monkeypatch.setattr("lerobot.policies.pretrained.HfApi", Hub)
+    monkeypatch.setattr("huggingface_hub.ModelCard.validate", lambda card: None)  # the Hub would do that
+    cfg = parse_train_config(
+        train_flags("act", tmp_path / "run", policy__push_to_hub="true", policy__repo_id="me/policy")
+    )
+    push_policy(cfg, load_policy(cfg.policy), (), SimpleNamespace(meta=None), card)
+    assert ("ours" in pushed["README.md"]) == (card is not None)
+    assert ("library_name: lerobot" in pushed["README.md"]) == (card is None)

@@ -133,7 +133,9 @@ def test_every_baseline_runs_in_the_same_loop(method, craft_run, capfd):
         assert "Memory beyond plain fine-tuning" in said
     if method == "merge":
         assert {path.name for path in (run / "merged").iterdir()} >= {"alpha_0.20", "alpha_0.80", "sweep.json"}
-        load_teacher(run / "merged" / "alpha_0.40" / "pretrained_model")
+        merged = run / "merged" / "alpha_0.40" / "pretrained_model"
+        load_teacher(merged)
+        assert "moved by 0.4 of the way to the fine-tuned ones" in (merged / "README.md").read_text()
 
 
 def test_the_constraint_holds_the_actions_where_naive_fine_tuning_loses_them(craft_run):

@@ -194,9 +194,14 @@ def push_checkpoint(directory: Path, cfg: Any) -> None:
     push_checkpoint_to_hub(directory, cfg.policy.repo_id, private=cfg.policy.private)
 
 
-def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], dataset: Any) -> None:
-    """Upload the trained policy, where `--policy.push_to_hub` says so."""
+def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], dataset: Any, card: str | None) -> None:
+    """Upload the trained policy, where `--policy.push_to_hub` says so; a card stands in place of lerobot's own."""
+    from huggingface_hub import ModelCard
+
     peft = {"peft_model": policy} if cfg.policy.use_peft else {}
+    if card is not None:
+        pushed: Any = policy.get_base_model() if cfg.policy.use_peft else policy  # type: ignore[operator]
+        pushed.generate_model_card = lambda *_, **__: ModelCard(card)
     policy.push_model_to_hub(cfg, dataset_meta=dataset.meta, **peft)  # type: ignore[operator]
     for processor in processors:
         processor.push_to_hub(cfg.policy.repo_id)

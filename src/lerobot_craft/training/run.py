@@ -60,9 +60,10 @@ def _run(session: Session) -> None:
         run_steps(session, recorder)
         if session.accelerator.is_main_process:
             if session.craft.enabled:
-                session.method.finish(partial(save_policy, session))
+                session.method.finish(partial(save_policy, session, recorder))
             recorder.conclude(session)
     if session.accelerator.is_main_process:
         logger.info("End of training")
         if cfg.policy.push_to_hub:
-            train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset)
+            card = recorder.card(session) if session.craft.enabled else None
+            train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset, card)

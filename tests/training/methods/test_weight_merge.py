@@ -39,7 +39,7 @@ def move(policy, size=0.1):
 def states(policy, into):
     """A `save_policy` that keeps what it is told to save."""
 
-    def save(directory):
+    def save(directory, note):
         into[directory] = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
 
     return save
@@ -85,7 +85,7 @@ def test_the_sweep_is_written_and_logged(module_context, tmp_path, caplog):
         sum((t.float() - start[n].float()).square().sum().item() for n, t in merged_tensors(policy).items())
     )
     with caplog.at_level("INFO"):
-        method.finish(lambda directory: None)
+        method.finish(lambda directory, note: None)
     rows = json.loads((tmp_path / "merged" / "sweep.json").read_text())["merged"]
     assert [row["alpha"] for row in rows] == [0.0, 0.2, 0.75, 1.0]
     assert [row.get("path") for row in rows] == [
@@ -106,7 +106,7 @@ def test_the_trained_weights_come_back_when_saving_fails(module_context):
     move(policy)
     trained = copy.deepcopy(policy.state_dict())
 
-    def full_disk(directory):
+    def full_disk(directory, note):
         raise CraftError("the disk is full")
 
     with pytest.raises(CraftError, match="disk is full"):
@@ -140,7 +140,7 @@ def test_losses_of_old_and_new_frames_stand_in_the_table(policy_context, tmp_pat
         before = demonstration_loss(context, raw, frames.cameras, context.seed).item()
         move(context.policy)
         after = demonstration_loss(context, raw, frames.cameras, context.seed).item()
-    method.finish(lambda directory: context.policy.save_pretrained(directory))
+    method.finish(lambda directory, note: context.policy.save_pretrained(directory))
     first, middle, last = json.loads((tmp_path / "merged" / "sweep.json").read_text())["merged"]
     assert (first["old_loss"], last["old_loss"]) == (pytest.approx(before), pytest.approx(after))
     assert after > before
@@ -164,7 +164,7 @@ def test_of_lora_it_is_the_weights_that_are_averaged_and_not_the_factors(policy_
         return {name: tensor for name, tensor in whole.state_dict().items() if tensor.is_floating_point()}
 
     start, trained, merged = context.teacher.policy.state_dict(), effective(), {}
-    method.finish(lambda directory: merged.update(effective()))
+    method.finish(lambda directory, note: merged.update(effective()))
     changed = [name for name in trained if not torch.equal(trained[name], start[name])]
     assert changed
     for name in trained:

@@ -76,6 +76,13 @@ def test_a_method_without_anchors_claims_no_budget():
     assert "| all old tasks | - | 0.200 | - |" in card
 
 
+def test_a_note_says_what_else_was_done_and_what_was_not_measured_is_not_explained():
+    card = model_card(replace(RECORD, anchors=None), 40, None, [], NOTHING, "Its weights were moved.")
+    assert "). Its weights were moved. It loads in stock LeRobot.\n" in card
+    assert "Drift is" not in card
+    assert "Drift is" in card_of()
+
+
 def test_words_of_a_user_stay_words():
     hostile = replace(RECORD, command="craft train --x='a\n```\n# b'", dataset="me/a_b|c<i>")
     card = card_of(hostile, retained=[Outcome("a | b\n<img src=x> `c` *d*", 0.1, 1)])

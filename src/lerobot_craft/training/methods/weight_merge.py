@@ -25,7 +25,7 @@ from lerobot_craft.training.methods.kept_tensors import keep_start
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.methods.pull import require_whole_parameters
 
-SavePolicy = Callable[[Path], Any]
+SavePolicy = Callable[[Path, str], Any]  # where, and what its card has to say
 
 _LOSS_FRAMES = 64
 # LoRA's update is the product of two factors, of which one starts at zero. Shrinking that one shrinks the update; to
@@ -123,7 +123,7 @@ class WeightMerge(Method):
         path = None
         if alpha in self._alphas:
             path = self._directory / alpha_name(alpha) / "pretrained_model"
-            save_policy(path)
+            save_policy(path, f"Its weights are the teacher's, moved by {alpha:g} of the way to the fine-tuned ones.")
         losses = {kind: self._loss(frames) for kind, frames in self._measured.items()}
         shown = None if path is None else str(path.relative_to(self.context.train.output_dir))
         return Merged(alpha, math.sqrt(moved), shown, **losses)

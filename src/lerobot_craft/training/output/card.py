@@ -1,7 +1,7 @@
 """The model card of a checkpoint, `README.md` in the Hub's format: what was to be kept, under which budget, how.
 
 It says nothing that a clock measured, so a run that was killed and resumed writes the card of one that was not, but
-for the command. lerobot writes no card into a checkpoint; it makes its own when it pushes a policy.
+for the command. lerobot writes no card into a checkpoint; where it pushes a policy, this one stands in for its own.
 """
 
 import re
@@ -21,6 +21,10 @@ _SOURCES = {
     "cross": "the old instructions, in frames of the new task and where the teacher's own actions lead from there",
     "both": "frames of old data, and the old instructions in frames of the new task",
 }
+_ABOUT_DRIFT = (
+    "Drift is the distance from the teacher on the anchors, mean of the last anchor steps. A drift within the budget "
+    "is no proof that a skill is kept: rollouts are."
+)
 _HUB_CACHE = "models--"  # how huggingface_hub names the directory of a model that it downloaded
 
 
@@ -37,7 +41,9 @@ def hub_facts(policy_config: Any) -> HubFacts:
     return HubFacts(policy_config.license, policy_config.tags or ())
 
 
-def model_card(run: RunFile, step: int, epsilon: float | None, retained: Sequence[Outcome], hub: HubFacts) -> str:
+def model_card(
+    run: RunFile, step: int, epsilon: float | None, retained: Sequence[Outcome], hub: HubFacts, note: str = ""
+) -> str:
     """The card of the checkpoint at `step`.
 
     Args:
@@ -46,19 +52,20 @@ def model_card(run: RunFile, step: int, epsilon: float | None, retained: Sequenc
         epsilon: The budget there; None for a method without one.
         retained: All old tasks together, then each, up to this step.
         hub: For the front matter.
+        note: What else was done to the weights.
     """
     budget = epsilon if run.anchors is not None else None
+    outcomes = _outcome_table(budget, retained)
     parts = (
         f"---\n{_front_matter(run, hub)}---",
         f"# {run.policy}, fine-tuned on {_text(run.dataset)}",
         f"A [LeRobot](https://github.com/huggingface/lerobot) policy of type `{run.policy}` after {step} of "
         f"{count(run.steps, 'step')} of fine-tuning by `craft train` (CRaFT {run.craft_version}, method "
-        f"`{run.method}`). It loads in stock LeRobot.",
+        f"`{run.method}`). {note + ' ' if note else ''}It loads in stock LeRobot.",
         "## Retention",
         _facts(run, budget, retained),
-        _outcome_table(budget, retained),
-        "Drift is the distance from the teacher on the anchors, mean of the last anchor steps. A drift within the "
-        "budget is no proof that a skill is kept: rollouts are.",
+        outcomes,
+        outcomes and _ABOUT_DRIFT,
         "### Success before and after",
         success_section(run.fingerprint, NOT_EVALUATED),
         "## Command",

@@ -65,8 +65,9 @@ def _write(session: Session, directory: Path, gathered: tuple[dict[str, Any], di
     save_craft_state(directory, state)
 
 
-def save_policy(session: Session, directory: Path) -> None:
-    """A policy alone, as `lerobot-eval --policy.path` reads it, into `directory`."""
+def save_policy(session: Session, recorder: "Recorder", directory: Path, note: str) -> None:
+    """A policy alone, as `lerobot-eval --policy.path` reads it, into `directory`; the note goes into its card."""
     with whole_or_not_at_all(directory) as partial:
         train_steps.write_policy(partial, session.cfg, session.student, session.processors)
         save_craft_config(session.craft, partial)
+        (partial / CARD_FILE).write_text(recorder.card(session, note), encoding="utf-8")

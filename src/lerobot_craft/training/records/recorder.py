@@ -198,10 +198,11 @@ class Recorder:
             logger.info(line)
         write_run_file(session.cfg.output_dir, self._described(session))
 
-    def card(self, session: Session) -> str:
-        """The model card of a checkpoint at this step."""
+    def card(self, session: Session, note: str = "") -> str:
+        """The model card of a checkpoint at this step; with a note, of what was made of it and is not measured."""
         run, hub = self._described(session), hub_facts(session.cfg.policy)
-        return model_card(run, session.step, self._epsilon(session), list(self._outcomes), hub)
+        retained = [] if note else list(self._outcomes)
+        return model_card(run, session.step, self._epsilon(session), retained, hub, note)
 
     def _described(self, session: Session) -> RunFile:
         """What the run is, with the time when this was first asked: before the first step."""
