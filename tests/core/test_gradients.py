@@ -105,3 +105,19 @@ def test_gradients_never_share_memory():
     grads[2][0] = 7.0
     assert grads[2].tolist() == [7, 1, 1]
     assert all(p.grad is None for p in (a, b, c, unused))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sound_loss_is_left_as_it_is_to_the_bit(dtype):
+    weight = torch.randn(5).to(dtype).requires_grad_()
+    loss = (weight * weight).sum()
+    assert torch.equal(g.loud(loss), loss)
+    assert torch.equal(*(torch.autograd.grad(f(loss), weight, retain_graph=True)[0] for f in (g.loud, lambda x: x)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_the_gradient_of_a_loss_that_is_no_number_is_none_either(value):
+    weight = torch.ones(2, requires_grad=True)
+    loss = (weight * torch.tensor([1.0, 2.0]) - torch.tensor([0.0, value])).abs().sum()
+    assert torch.autograd.grad(loss, weight, retain_graph=True)[0].isfinite().all()
+    assert torch.autograd.grad(g.loud(loss), weight)[0].isnan().all()

@@ -327,6 +327,27 @@ def test_nan_stops_the_step_and_nothing_is_lost(policy, data, where, freq):
     assert all(p.grad is None for p in policy.parameters())
 
 
+@pytest.mark.parametrize("where", ["task", "retention"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_loss_whose_slope_hides_nan_stops_the_step_too(policy, data, where, value):
+    """|x| has a finite slope at NaN and at infinity."""
+    step = make_step(policy)
+    take(step, policy, data)
+    before, state = copy.deepcopy(list(policy.parameters())), step.state_dict()
+    data["y" if where == "task" else "target"][0, 0] = value
+
+    def l1_task():
+        return (policy.task_head(policy.trunk(data["x"])) - data["y"]).abs().mean()
+
+    def l1_drift():
+        return drift(policy.retention_head(policy.trunk(data["anchor_x"])), data["target"], "l1", reduction="none")
+
+    with pytest.raises(NonFiniteGradientError, match=f"the {where} gradient"):
+        step(l1_task, l1_drift)
+    assert_same_parameters(policy, before, rtol=0, atol=0)
+    assert step.state_dict() == state
+
+
 def test_anchors_that_reach_nothing_trainable_are_refused(policy, data):
     step = make_step(policy)
     with pytest.raises(CraftError, match="no trainable parameter"):

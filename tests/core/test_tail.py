@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from lerobot_craft.core import drift
+from lerobot_craft.core import drift, tail
 from lerobot_craft.core.tail import fold_tail, largest_entries
+from lerobot_craft.training.estimate.ledger import Ledger
 
 
 @st.composite
@@ -96,3 +97,46 @@ def test_half_precision_is_widened(dtype):
 def test_nothing_kept_is_refused(k):
     with pytest.raises(ValueError, match="at least one entry"):
         largest_entries(torch.randn(3), k)
+
+
+def by_autograd(logits, kept):
+    """The definition, (26), left to autograd."""
+    rest = logits.scatter(-1, kept, float("-inf")).logsumexp(dim=-1, keepdim=True)
+    return torch.cat([logits.gather(-1, kept), rest], dim=-1)
+
+
+@pytest.mark.parametrize("block", [1, 7, 14, 2**24])
+def test_slices_have_the_values_and_the_gradient_of_the_whole(block, monkeypatch):
+    monkeypatch.setattr(tail, "_BLOCK", block)
+    logits = torch.randn(3, 4, 7, dtype=torch.float64)[:, 1:].requires_grad_()  # not in one piece
+    kept = largest_entries(logits, 2)
+    weight = torch.randn(3, 3, 3, dtype=torch.float64)
+    results = [
+        (f := fold(logits, kept), torch.autograd.grad((f * weight).sum(), logits)) for fold in (fold_tail, by_autograd)
+    ]
+    assert_close(*results)
+
+
+def test_entries_that_are_all_impossible_have_no_gradient():
+    logits = torch.tensor([1.0, float("-inf"), float("-inf")], requires_grad=True)
+    folded = fold_tail(logits, torch.tensor([0]))
+    assert folded.tolist() == [1.0, float("-inf")]
+    assert torch.autograd.grad(folded[0], logits)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_an_ignored_position_may_hold_anything():
+    logits = torch.randn(2, 5)
+    logits[1] = float("nan")
+    logits.requires_grad_()
+    (gradient,) = torch.autograd.grad(fold_tail(logits, torch.tensor([[0], [0]]))[0].sum(), logits)
+    assert gradient[0].any()
+    assert not gradient[1].any()
+
+
+def test_nothing_as_large_as_the_logits_is_held_beside_them_and_their_gradient(monkeypatch):
+    monkeypatch.setattr(tail, "_BLOCK", 1000)
+    logits = torch.randn(64, 1000).bfloat16().requires_grad_()
+    kept = largest_entries(logits, 4)
+    with (ledger := Ledger()), ledger.phase("folding"):
+        torch.autograd.grad(fold_tail(logits, kept).sum(), logits)
+    assert ledger.peak("folding").bytes < 2.5 * logits.nbytes

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from lerobot_craft.core.precision import widen
+from lerobot_craft.core.tail import fold_tail
 
 DriftKind = Literal["mse", "cosine", "l1", "kl"]
 
@@ -104,9 +105,9 @@ def token_cross_entropy(
     if mask is None:
         mask = torch.ones_like(labels, dtype=torch.bool)
     mask = mask.to(torch.bool)
-    logits = widen(logits).masked_fill(~mask.unsqueeze(-1), 0)
-    labels = labels.masked_fill(~mask, 0)
-    positions = F.cross_entropy(logits.transpose(1, -1), labels, reduction="none")  # [B, T]
+    # The label's logit beside the log-sum-exp of all others: a choice between two, without a copy of the logits.
+    folded = fold_tail(logits, labels.masked_fill(~mask, 0).unsqueeze(-1)).masked_fill(~mask.unsqueeze(-1), 0)
+    positions = -folded.log_softmax(dim=-1)[..., 0]  # [B, T]
     return _reduce(positions, mask, reduction)
 
 

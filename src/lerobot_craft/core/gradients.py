@@ -58,6 +58,15 @@ def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | N
     return _owned(torch.autograd.grad(loss, parameters, allow_unused=True))
 
 
+def loud(loss: Tensor) -> Tensor:
+    """The loss itself; if it is NaN or infinite, one whose gradient is NaN throughout, on this rank and after reduction.
+
+    Some losses hide what they are: the slope of |x| is 0 at NaN and 1 at infinity, so an L1 loss of NaN would move the
+    weights, or leave a part of the batch out, and nobody would know. No value is read: nothing waits for the device.
+    """
+    return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss.dtype)
+
+
 def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None = None) -> tuple[float, float, float]:
     """(<a,a>, <a,b>, <b,b>) over all parameters and ranks: equation (11).
 

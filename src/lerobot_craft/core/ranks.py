@@ -3,6 +3,8 @@
 Everything here is a collective: all ranks of the group call it, in the same order.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,6 +33,19 @@ def gather_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) ->
     rows = [torch.empty_like(mine) for _ in range(world)]
     dist.all_gather(rows, mine, group=group)
     return torch.stack(rows).cpu()
+
+
+def main_decides(question: Callable[[], bool], group: dist.ProcessGroup | None = None) -> bool:
+    """The main rank's answer, on every rank; only the main one asks.
+
+    For what each rank would look up for itself and find another way a moment later, such as a file on a shared disk:
+    ranks that part there call different collectives next.
+    """
+    if world_size(group) == 1:
+        return question()
+    answer = torch.tensor([dist.get_rank(group) == 0 and question()], dtype=torch.uint8, device=_device(group))
+    dist.broadcast(answer, group_src=0, group=group)
+    return bool(answer.item())
 
 
 def _device(group: dist.ProcessGroup | None) -> str:

@@ -27,6 +27,7 @@ from lerobot_craft.core.gradients import (
     combine_,
     differentiate,
     local_part,
+    loud,
     squared_norm,
 )
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
@@ -145,7 +146,7 @@ class RetentionStep:
         """Leave the merged gradient in `.grad`. On any error no gradient is left, so that nothing half-made is used."""
         try:
             loss = task_loss()
-            self._backward(loss)
+            self._backward(loud(loss))
             if self.is_anchor_step():
                 return self._merge(loss.detach(), self._take_gradients(), anchor_drift())
             return self._bound_task(loss.detach())
@@ -198,7 +199,9 @@ class RetentionStep:
                 "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
                 "from, or retain a value that the trained parameters reach"
             )
-        retention = average_over_ranks(self.parameters, differentiate(constraint.loss, self.parameters), self._group)
+        retention = average_over_ranks(
+            self.parameters, differentiate(loud(constraint.loss), self.parameters), self._group
+        )
         gram, of_parts = Gram.by_part(task, retention, self._parts, self._group)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
         retention_bytes = sum(local_part(g).nbytes for g in retention if g is not None)

@@ -19,7 +19,7 @@ from lerobot_craft.policies.paligemma import (
     language_of,
     prefix_reach,
 )
-from lerobot_craft.policies.taps import mode, outputs_of, taps
+from lerobot_craft.policies.taps import mode, taps
 
 
 class PI0FastAdapter(PolicyAdapter):
@@ -77,9 +77,12 @@ class PI0FastAdapter(PolicyAdapter):
     def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
         tokens, mask = fixed["tokens"], fixed["token_mask"]
         images, image_masks = policy._preprocess_images(batch)
-        with outputs_of(policy.model.paligemma_with_expert.paligemma.lm_head) as logits:
+        lm_head = policy.model.paligemma_with_expert.paligemma.lm_head
+        with taps(
+            {"read": lm_head}, stop=True
+        ) as seen:  # what follows is the loss on these tokens, which nobody asks for
             policy.model.forward(images, image_masks, *language_of(batch), tokens, mask)
-        return Output(logits[0][:, :-1], mask[:, 1:])  # position i predicts token i + 1
+        return Output(lm_head(seen["read"][:, :-1]), mask[:, 1:])  # position i predicts token i + 1
 
     @override
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lerobot_craft.core import NonFiniteGradientError
+from lerobot_craft.core.gradients import loud
 from lerobot_craft.core.sharding import whole
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.teacher.load import Teacher
@@ -101,7 +102,7 @@ class Method:
 
     def backward(self, loss: Tensor) -> None:
         """Leave the gradient of the step in `.grad`."""
-        self.context.accelerator.backward(loss)
+        self.context.accelerator.backward(loud(loss))
 
     def clip(self, parameters: Iterable[Tensor], max_norm: float) -> Tensor:
         """Bound the gradient and return its norm before that; refuse one that is not finite.
