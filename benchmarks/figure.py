@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Estimate, Summary, read_results, write_text
-from lerobot_craft.evaluation.summary import BASE
+from lerobot_craft.evaluation.summary import BASE, summarise
 from lerobot_craft.evaluation.table import grouped, number, sample_size
 from lerobot_craft.report.families import CRAFT, family_of
 from lerobot_craft.report.markup import Child, Markup, element, style_sheet
@@ -57,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
 
 def rows_of(path: Path, policy: str | None = None) -> list[Summary]:
     """The rows to draw, in order: of scenarios kept for the final table unless there are none."""
-    groups = [group for group in grouped(read_results(path).summary) if policy in (None, group[0].policy)]
+    # Anew from the runs, as `craft report` does: the file's own summary is of the release that wrote it.
+    groups = [group for group in grouped(summarise(read_results(path).runs)) if policy in (None, group[0].policy)]
     shown = next((group for group in groups if group[0].role == "final"), groups[0] if groups else [])
     rows = [row for method in _METHODS if (row := _fewest(shown, method)) is not None]
     if len(rows) < 2:

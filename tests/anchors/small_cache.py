@@ -34,7 +34,12 @@ def make_manifest(shards, columns, **changes):
         "kind": "hidden",
         "policy_type": "pi0_fast",
         "teacher": {"weights": "ab" * 32, "stats": "cd" * 32},
-        "values": {"layers": [-1, 3], "pooling": "mean", "top_k": None, "share": 0.25},
+        "values": {
+            "layers_to_save": ["1", "3"],
+            "pooling": "mean_masked",
+            "layer_scales": {"1": {"mse": 0.5}, "3": {"mse": 2.0}},
+            "share": 0.25,
+        },
         "dtype": "bfloat16",
         "autocast": None,
         "anchor_source": "cross",

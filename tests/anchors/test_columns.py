@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lerobot_craft.anchors.columns import ColumnSpec, Ragged, concatenate, describe, num_rows, take
+from lerobot_craft.anchors.columns import ColumnSpec, Ragged, concatenate, describe, num_rows, rows_without_number, take
 
 
 def ragged(lengths, width=2):
@@ -92,3 +92,15 @@ def test_columns_that_do_not_fit_together_are_refused():
 def test_a_description_has_no_rows():
     assert describe(torch.zeros(5, 2, 3, dtype=torch.bfloat16)) == ColumnSpec("bfloat16", [2, 3], ragged=False)
     assert describe(ragged([1, 2])) == ColumnSpec("int64", [2], ragged=True)
+
+
+def test_rows_that_hold_no_number_are_found():
+    nan, inf = float("nan"), float("inf")
+    dense = torch.tensor([[1.0, 2.0], [nan, 0.0], [0.0, -inf], [inf, 1.0]]).bfloat16()
+    rows = Ragged(dense, torch.tensor([2, 0, 1, 1]))
+    assert rows_without_number(dense) == [1, 2, 3]
+    assert rows_without_number(dense, or_minus_infinity=True) == [1, 3]
+    assert rows_without_number(dense[:, 0]) == [1, 3]
+    assert rows_without_number(rows) == [0, 2, 3]
+    assert rows_without_number(rows, or_minus_infinity=True) == [0, 3]
+    assert rows_without_number(dense[:1]) == rows_without_number(dense[:0]) == []

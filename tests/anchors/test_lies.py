@@ -71,16 +71,16 @@ def test_a_manifest_that_lies_with_a_right_checksum_is_refused(cache, lie):
     assert_refused(cache)
 
 
-def rewrite_shard(directory, edit):
-    """Changes the tensors of the first shard and makes every size and digest right again."""
-    path = directory / shard_name(0)
+def rewrite_shard(directory, edit, number=0):
+    """Changes the tensors of a shard and makes every size and digest right again."""
+    path = directory / shard_name(number)
     tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
     edit(tensors)
     path.unlink()
     save_file(tensors, path)
     data = path.read_bytes()
     digest = hashlib.sha256(data).hexdigest()
-    edit_manifest(directory, lambda c: c["shards"][0].update(bytes=len(data), sha256=digest))
+    edit_manifest(directory, lambda c: c["shards"][number].update(bytes=len(data), sha256=digest))
 
 
 SHARD_LIES = {

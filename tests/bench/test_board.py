@@ -26,6 +26,12 @@ def test_without_a_terminal_each_cell_is_one_line(cells):
     assert stream.getvalue() == "[1/3] run reach-smolvla-naive-seed0: old 0.25, same scene 0.25, new 1.00; 61 s\n"
 
 
+def test_a_result_that_does_not_count_any_more_is_said(cells):
+    stream = io.StringIO()
+    Board(cells, stream, live=False).outdated(cells[2], "it was made by version 0.0.1")
+    assert stream.getvalue() == "run reach-smolvla-naive-seed0 is run again: it was made by version 0.0.1\n"
+
+
 def test_a_failure_names_its_log(cells):
     stream = io.StringIO()
     board = Board(cells, stream, live=False)

@@ -91,8 +91,21 @@ def test_stages_of_a_sequence_start_where_the_one_before_ended(bench_settings, t
 
 
 def test_a_policy_without_instructions_is_refused_where_they_matter(bench_settings):
-    with pytest.raises(CraftError, match="act reads no instruction"):
+    with pytest.raises(CraftError, match=r"act reads no instruction.*without such a pair \(apart\)"):
         plan_cells(bench_settings(policies=("act",)))
+
+
+def test_a_policy_without_instructions_keeps_old_tasks_by_old_frames_alone(bench_settings):
+    apart = bench_settings(policies=("act",), scenarios=("apart",), anchors=(0, 20), methods=tuple(METHODS))
+    runs = {run.method.name: run for run in plan_runs(apart)}
+    assert [run.frames for run in plan_runs(apart) if run.method.name == "craft"] == [20]
+    assert not {"cross", "both", "craft_no_walks", "token_ce", "lora"} & set(runs)
+    flags = runs["craft"].method.train_flags(runs["craft"].known, None)
+    assert flags["craft.num_anchors"] == 20
+    assert not {"craft.old_instructions", "craft.old_frames"} & set(flags)
+    # What names the cell is what is run, but for places.
+    assert set(flags) <= set(runs["craft"].inputs["flags"])
+    assert "craft.old_instructions" not in runs["craft"].inputs["flags"]
 
 
 @pytest.mark.parametrize(

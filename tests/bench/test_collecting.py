@@ -44,6 +44,15 @@ def test_runs_say_what_they_kept_and_what_it_cost(bench_settings):
     collect(runs.values(), command="craft bench", settings=settings.as_json())  # the results' own checks
 
 
+def test_a_policy_without_instructions_has_its_anchors_from_old_frames(bench_settings):
+    settings = bench_settings(policies=("act",), scenarios=("apart",), methods=("naive", "craft"), anchors=(0, 20))
+    runs = collected(settings, all_finished(settings))
+    assert {key: (run.anchors.source, run.same_scene) for key, run in runs.items()} == {
+        ("naive", 0): (None, None),
+        ("craft", 20): ("dataset", None),
+    }
+
+
 def test_a_run_that_is_not_finished_is_left_out(bench_settings):
     settings = bench_settings()
     results = all_finished(settings)
@@ -57,6 +66,7 @@ def test_a_sequence_is_one_run_with_stages(bench_settings, two_stages):
     assert [stage.task for stage in run.stages] == ["button-topdown", "reach-blue"]
     assert run.new_task == "reach-blue"
     assert (run.anchors.frames, run.anchors.bytes) == (10, 200)  # five of each task before the last
+    assert run.frames == 5  # as --anchors has it, and the live board
     assert run.train_seconds == 20.0
     assert " && " in run.command
 

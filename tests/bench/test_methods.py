@@ -34,6 +34,12 @@ def test_craft_takes_new_frames_alone_where_there_are_no_old_ones():
     assert METHODS["craft"].train_flags(KNOWN, None)["craft.old_frames"] == KNOWN.frames
 
 
+def test_without_instructions_craft_takes_the_old_frames_and_nothing_else():
+    flags = METHODS["craft"].train_flags(KNOWN._replace(instructions=""), None)
+    assert flags["craft.num_anchors"] == KNOWN.frames
+    assert not {"craft.old_instructions", "craft.old_frames"} & set(flags)
+
+
 def test_the_merged_policy_is_the_one_that_is_evaluated():
     method = METHODS["merge"]
     for alpha in method.knob.grid:

@@ -46,6 +46,12 @@ def test_without_a_terminal_a_stage_has_a_line_at_its_start_and_one_at_its_end(c
     ]
 
 
+def test_what_is_done_again_says_why(cells):
+    stream = io.StringIO()
+    Narrator(cells, stream, live=False).outdated(cells[1], "it was made by version 0.0.1")
+    assert stream.getvalue() == f"[2/5] again, {describe(cells[1])}: it was made by version 0.0.1\n"
+
+
 def test_on_a_terminal_a_running_stage_is_drawn_over_itself(cells, monkeypatch):
     monkeypatch.setattr("lerobot_craft.bench.narration._REDRAW_S", 0.0)
     monkeypatch.setenv("COLUMNS", "50")

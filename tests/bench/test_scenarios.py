@@ -46,6 +46,13 @@ def test_the_sequence_comes_back_to_scenes_of_the_base_and_of_its_own():
     )
 
 
+def test_one_to_tune_on_has_no_two_tasks_of_a_scene():
+    apart = SCENARIOS["apart"]
+    tasks = apart.old + apart.new
+    assert (apart.pair, apart.pairs) == (None, ())
+    assert len({find_task(task).scene.name for task in tasks}) == len(tasks)
+
+
 def test_a_scenario_of_ones_own_may_have_no_pair():
     assert Scenario("mine", "tuning", old=("dial-turn",), new=("lever-pull",)).pair is None
 

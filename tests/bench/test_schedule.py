@@ -1,9 +1,14 @@
+import multiprocessing
 import os
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from lerobot_craft.bench import schedule
+from lerobot_craft.bench import schedule, store
 from lerobot_craft.bench.plan import plan_cells
 from lerobot_craft.bench.schedule import run_cells
 from lerobot_craft.bench.store import CellBusyError, CellResult, begin, finish
@@ -18,6 +23,9 @@ class Log:
 
     def kept(self, cell, result):
         self.told.append(("kept", cell.name))
+
+    def outdated(self, cell, reason):
+        self.told.append(("outdated", cell.name, reason))
 
     def started(self, cell):
         self.told.append(("started", cell.name))
@@ -50,6 +58,17 @@ def cells_that(monkeypatch):
     return behave
 
 
+@contextmanager
+def threads(count):
+    """This many for torch, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_every_cell_is_run_in_order(bench_settings, cells_that, log):
     settings = bench_settings()
     cells_that(lambda cell: CellResult(1.0))
@@ -67,6 +86,18 @@ def test_a_finished_cell_is_kept(bench_settings, cells_that, log):
     assert run_cells(settings, print, 1, log)[demos.digest].seconds == 2.0
     assert log.told[0] == ("kept", demos.name)
     assert ("started", demos.name) not in log.told
+
+
+def test_a_cell_of_another_version_is_run_again_and_said(bench_settings, cells_that, log, monkeypatch):
+    settings = bench_settings()
+    demos = plan_cells(settings)[0]
+    begin(demos)
+    finish(demos, CellResult(2.0))
+    monkeypatch.setattr(store, "__version__", "9.8.7")
+    cells_that(lambda cell: CellResult(1.0))
+    assert run_cells(settings, print, 1, log)[demos.digest].seconds == 1.0
+    assert log.told[0] == ("outdated", demos.name, store.outdated(demos))
+    assert ("started", demos.name) in log.told
 
 
 def test_a_failure_stops_only_what_needs_it(bench_settings, cells_that, log):
@@ -106,12 +137,12 @@ def test_a_cell_that_somebody_else_is_at_is_asked_for_again(bench_settings, cell
 
 def test_cells_have_one_thread_each_and_afterwards_all_is_as_it_was(bench_settings, cells_that, log, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    before = torch.get_num_threads()
     seen = []
     cells_that(lambda cell: seen.append((torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])) or CellResult(1.0))
-    run_cells(bench_settings(), print, 1, log)
-    assert set(seen) == {(1, "1")}
-    assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (before, "7")
+    with threads(3):
+        run_cells(bench_settings(), print, 1, log)
+        assert set(seen) == {(1, "1")}
+        assert (torch.get_num_threads(), os.environ["OMP_NUM_THREADS"]) == (3, "7")
 
 
 def test_an_interruption_ends_it_at_once(bench_settings, cells_that, log):
@@ -124,3 +155,57 @@ def test_an_interruption_ends_it_at_once(bench_settings, cells_that, log):
     with pytest.raises(KeyboardInterrupt):
         run_cells(bench_settings(), print, 1, log)
     assert log.told[-1] == ("started", "reach-smolvla-seed0")
+
+
+@pytest.fixture
+def asked_worker(bench_settings, monkeypatch):
+    """Function from names of scenarios and a digest to what a worker answers; it lives in this process."""
+    monkeypatch.setattr(schedule.signal, "signal", lambda *_: None)
+
+    def ask(scenarios, digest):
+        ours, theirs = multiprocessing.Pipe()
+        answers = []
+
+        def parent():
+            with ours:
+                ours.send(digest)
+                answers.append(ours.recv())
+
+        asking = threading.Thread(target=parent)
+        asking.start()
+        schedule._work(theirs, bench_settings(scenarios=scenarios), print)
+        asking.join()
+        return answers[0]
+
+    return ask
+
+
+def test_a_worker_runs_the_cells_that_it_knows(asked_worker, bench_settings, cells_that):
+    cells_that(lambda cell: CellResult(1.0, command=cell.name))
+    demos = plan_cells(bench_settings())[0]
+    assert asked_worker(("reach",), demos.digest) == ("finished", CellResult(1.0, command="reach"))
+
+
+@pytest.mark.parametrize("scenario", ["mine", "reach"], ids=["not there", "not as it was"])
+def test_a_cell_that_a_worker_cannot_know_is_said_in_a_sentence(asked_worker, scenario):
+    state, reason = asked_worker((scenario,), "digest of a cell that only the parent knows")
+    assert state == "failed"
+    assert reason.startswith("worker processes do not know this cell. They import your script anew")
+
+
+@pytest.mark.slow  # three processes import torch
+@pytest.mark.timeout(400)
+def test_a_scenario_below_the_guard_of_a_script_is_one_that_workers_cannot_know(tmp_path):
+    (tmp_path / "own.py").write_text("""
+from lerobot_craft.bench.scenarios import SCENARIOS, Scenario
+from lerobot_craft.cli.bench import run
+
+if __name__ == "__main__":
+    SCENARIOS["mine"] = Scenario("mine", "tuning", old=("reach-red",), new=("button-topdown",))
+    raise SystemExit(run(["--scenario=mine", "--methods=naive", "--seeds=0", "--jobs=2", "--output_dir=here"]))
+""")
+    ended = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=350)
+    assert ended.returncode == 1
+    first, *others = ended.stderr.splitlines()
+    assert first == f"demos mine was not run to its end: {schedule._UNKNOWN}"
+    assert [line.partition(": ")[2] for line in others] == ["it needs demos mine"] * 2

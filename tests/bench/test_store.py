@@ -3,10 +3,11 @@ import json
 
 import pytest
 
+from lerobot_craft import __version__
 from lerobot_craft.bench import store
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.plan import plan_runs
-from lerobot_craft.bench.store import CellBusyError, CellResult, begin, claimed, finish, result_of
+from lerobot_craft.bench.store import CellBusyError, CellResult, begin, claimed, finish, outdated, result_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Drift
 
@@ -55,9 +56,32 @@ def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monk
     now = store.settings_of(finished)
     monkeypatch.setattr(store, "settings_of", lambda cell: now | {"lambda_max": 20.0})
     assert result_of(finished) is None
+    assert outdated(finished) == "since its result was made, `craft train` has another default of lambda_max"
     begin(finished)
     (aside,) = finished.directory.parent.glob("*.outdated-1")
     assert (aside / store.RESULT_FILE).is_file()
+
+
+@pytest.mark.parametrize("kind", ["demos", "base", "run"])
+def test_a_result_counts_for_the_version_that_made_it(run, kind, monkeypatch):
+    (cell,) = (cell for cell in run.chain() if cell.kind == kind)
+    begin(cell)
+    finish(cell, RESULT)
+    assert outdated(cell) is None
+    monkeypatch.setattr(store, "__version__", "9.8.7")
+    assert result_of(cell) is None
+    assert outdated(cell) == f"its result was made by version {__version__}, and this is 9.8.7"
+    begin(cell)
+    finish(cell, RESULT)
+    assert result_of(cell) == RESULT
+    assert len(list(cell.directory.parent.glob("*.outdated-1"))) == 1
+
+
+def test_what_is_not_finished_is_not_outdated(run, monkeypatch):
+    assert outdated(run) is None
+    begin(run)
+    monkeypatch.setattr(store, "__version__", "9.8.7")
+    assert outdated(run) is None
 
 
 def test_what_is_left_out_are_settings_that_exist():

@@ -1,11 +1,12 @@
 """The README's figure is what its script makes of the committed results."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lerobot_craft.evaluation.results import write_results
+from lerobot_craft.evaluation.results import read_results, write_results
 from lerobot_craft.evaluation.summary import collect
 from tests.evaluation.made_results import METHODS, made_runs
 from tests.report.html_checks import assert_well_formed, outline
@@ -34,6 +35,12 @@ def test_it_is_one_picture_with_both_colour_schemes_and_nothing_from_elsewhere(f
     assert "prefers-color-scheme: dark" in drawn
     assert "href" not in drawn
     assert "url(" not in drawn
+
+
+def test_it_is_drawn_from_the_runs_and_not_from_a_summary_of_them(figure, tmp_path):
+    results = read_results(RESULTS)
+    write_results(tmp_path / "r.json", replace(results, summary=[]))
+    assert figure["rows_of"](tmp_path / "r.json") == figure["rows_of"](RESULTS)
 
 
 def test_any_results_can_be_drawn(figure, tmp_path):

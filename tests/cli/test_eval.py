@@ -1,12 +1,15 @@
 """`craft eval` on two policies that each go to one corner, whatever they are told."""
 
+import importlib.util
 import shutil
 
 import pytest
 
+from lerobot_craft.cli import main
 from lerobot_craft.cli.eval import run
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.matrix import read_evaluation
+from lerobot_craft.lerobot_api import supported_version
 from tests.tiny.test_stock_commands import REACH, make_policy_that_goes_to
 
 SMALL = (*REACH, "--eval.n_episodes=2", "--policy.device=cpu")
@@ -93,6 +96,52 @@ def test_what_is_wrong_is_said_in_a_sentence(arguments, complaint, tmp_path):
         run([*SMALL, f"--output_dir={tmp_path}", *arguments])
 
 
+LIBERO = ("--env.type=libero", "--env.task=libero_spatial", "--policy.device=cpu")
+FROM_LIBERO = '--rename_map={"observation.images.image": "observation.images.top"}'
+
+
+def test_cameras_of_other_names_end_in_one_sentence_with_the_flag_that_translates_them(policies, tmp_path, capsys):
+    assert main(["eval", f"red={policies['red']}", *LIBERO, f"--output_dir={tmp_path / 'out'}"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "the environment libero has observation.images.image, observation.images.image2, the policy in " in said
+    assert "reads observation.images.top: translate" in said
+    # What it says to type must be what helps.
+    assert said.rstrip().endswith(FROM_LIBERO.replace("=", "='", 1) + "'")
+
+
+def test_a_map_that_leaves_the_policy_without_a_camera_is_said_before_anything_is_played(policies, tmp_path):
+    backwards = '--rename_map={"observation.images.top": "observation.images.image"}'
+    with pytest.raises(CraftError, match="translate the environment's names into the policy's with --rename_map"):
+        run([f"red={policies['red']}", *LIBERO, backwards, f"--output_dir={tmp_path / 'out'}"])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libero") is not None, reason="LIBERO is installed here")
+def test_a_simulator_that_is_not_installed_ends_in_the_line_that_installs_it(policies, tmp_path, capsys):
+    line = ["eval", f"red={policies['red']}", *LIBERO, FROM_LIBERO, f"--output_dir={tmp_path / 'out'}"]
+    assert main(line) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "the environment libero cannot be made here (No module named 'libero')" in said
+    assert said.endswith(f"type pip install 'lerobot[libero]=={supported_version()}'")
+
+
+def test_renamed_observations_reach_the_policy(policies, tmp_path):
+    """A policy whose camera has another name succeeds as before, and only by the map."""
+    renamed = shutil.copytree(policies["red"], tmp_path / "renamed")
+    for file in renamed.glob("*.json"):
+        file.write_text(file.read_text().replace("observation.images.top", "observation.images.front"))
+    line = [f"red={renamed}", *SMALL, "--env.task=red", f"--output_dir={tmp_path / 'out'}"]
+    with pytest.raises(CraftError, match=r"reads observation\.images\.front"):
+        run(line)
+    name = '--rename_map={"observation.images.top": "observation.images.front"}'
+    assert run([*line, name]) == 0
+    kept = read_evaluation(tmp_path / "out" / "evaluation.json")
+    assert kept.rename_map == {"observation.images.top": "observation.images.front"}
+    assert kept.rows[0].successes == {"red": [True, True]}
+    with pytest.raises(CraftError, match="another rename_map already"):
+        run([*line, '--rename_map={"a": "b"}'])
+
+
 def test_success_before_and_after_goes_into_the_card_of_a_checkpoint(policies, craft_train, tmp_path, capsys):
     """From a real run to a real card: the teacher is known by its weights, wherever it lies."""
     from lerobot_craft.tiny.datasets import make_local_dataset
@@ -113,6 +162,9 @@ def test_success_before_and_after_goes_into_the_card_of_a_checkpoint(policies, c
     assert "| before fine-tuning | 1.00 [0.34, 1.00] |\n| this checkpoint | 1.00 [0.34, 1.00] |" in text
     assert "Success in `reach`, n = 2 episodes per task" in text
     assert "Not evaluated" not in text
+    assert str(tmp_path) not in text.split("## Command")[0], "the card goes to the Hub"
+    assert f"| **teacher** | {policies['red'].name} |" in text
+    assert "datasets:" not in text, "a dataset of this machine is not on the Hub"
     assert "A line of the owner's." in text
     assert not (teacher / "README.md").exists()
 

@@ -1,6 +1,7 @@
 """`craft train` in N processes is `craft train` in one with batches N times as large, step by step."""
 
 import math
+import re
 import subprocess
 import sys
 
@@ -12,6 +13,7 @@ from torch.testing import assert_close
 from lerobot_craft.training.records.journal import read_history
 from tests.distributed.conftest import ANCHORS, PACKAGE, SAMPLES, Run
 from tests.distributed.per_sample.modeling_per_sample import DIVERGE
+from tests.faults.test_bad_input import poison
 from tests.warm_process import environment
 
 # A budget that is missed, so that multipliers move; each old task has its own.
@@ -165,6 +167,22 @@ def test_a_rank_that_goes_its_own_way_stops_the_run(train):
     assert not run.checkpoint.exists()
 
 
+@pytest.mark.slow  # two processes; the short forms are in test_blame.py
+@pytest.mark.timeout(300)
+def test_all_ranks_blame_the_batch_that_was_not_finite(train, checkpoints, anchor_data, tmp_path):
+    """After the reduction every rank has the NaN; one of them had the frame."""
+    poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=0)
+    stock = {"policy__path": checkpoints("smolvla"), "discover_packages_path": None}
+    settings = {**OLD_FRAMES, **stock, "craft__probe_anchors": 0, "dataset__root": poisoned, "steps": 9}
+    run = train("smolvla", 2, **settings)
+    assert run.exit_code == 2
+    said = [[line for line in run.said(rank).splitlines() if line.startswith("craft: ")] for rank in range(2)]
+    (mine,), (others,) = said
+    assert mine == others
+    assert re.search(r"It came from the batch of local/new on rank [01]: [^.]*episode 1 frame 0\b[^0-9]", mine)
+    assert not run.checkpoint.exists()
+
+
 def assert_stock_lerobot_loads(run: Run) -> None:
     """By its own loader, with every weight as it is in the file."""
     from lerobot.configs.policies import PreTrainedConfig
@@ -207,3 +225,29 @@ def test_a_sharded_run_is_a_whole_one_and_so_are_its_checkpoints(policy_type, tr
     alone = [*argv, "--craft.shard=false", f"--batch_size={SAMPLES}", f"--craft.anchor_batch_size={ANCHORS}"]
     assert warm_process.run(alone, log) == 0, log.read_text()[-2000:]
     assert_same_run(two, one)
+
+
+# What else was tried with `--craft.shard`; docs/scaling.md says the same.
+SHARDED_TOO = {
+    "naive": ("smolvla", {"craft__method": "naive"}),
+    "er": ("smolvla", {"craft__method": "er", "craft__replay_frames": 12}),
+    "lwf": ("smolvla", {"craft__method": "lwf"}),
+    "freeze": ("smolvla", {"craft__method": "freeze", "craft__freeze": "readout"}),
+    "online teacher": ("smolvla", {"craft__teacher": "online"}),
+    "pi0": ("pi0", K_STEP),
+    "pi05": ("pi05", K_STEP),
+    "act": ("act", K_STEP),
+    "diffusion": ("diffusion", K_STEP),
+}
+
+
+@pytest.mark.slow  # two runs, one of them of two processes
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SHARDED_TOO)
+def test_other_methods_and_policies_are_the_same_sharded(name, train):
+    policy_type, settings = SHARDED_TOO[name]
+    settings = {**BUDGET, **OLD_FRAMES, **settings, "steps": 4}
+    one = train(policy_type, 1, **settings)
+    two = train(policy_type, 2, **settings, craft__shard="true")
+    assert_same_run(two, one)
+    assert_stock_lerobot_loads(two)

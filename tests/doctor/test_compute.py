@@ -31,7 +31,7 @@ def test_torch():
 
 def test_torch_that_is_absent_or_broken_fails():
     absent = check_torch({"error": "No module named 'torch'", "kind": "ModuleNotFoundError"})
-    assert (absent.status, absent.remedy) == (Status.MISSING, "pip install lerobot-craft")
+    assert (absent.status, absent.remedy) == (Status.MISSING, "pip install .  # in a clone of CRaFT")
     broken = check_torch({"error": "libcudart.so.13: cannot open\nmore", "kind": "OSError"})
     assert (broken.status, broken.value) == (Status.MISSING, "does not import: libcudart.so.13: cannot open")
 
@@ -60,6 +60,7 @@ def test_a_driver_whose_gpu_torch_does_not_see_is_a_warning(with_driver, torch, 
     assert check.status is Status.WARN
     assert reason in check.value
     assert "--torch-backend=auto" in check.remedy
+    assert check.remedy.endswith(" .  # in a clone of CRaFT")
 
 
 @pytest.mark.parametrize("hidden", ["", "-1"])

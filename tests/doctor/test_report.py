@@ -7,7 +7,7 @@ from lerobot_craft.doctor import Check, Status, as_json, as_lines, is_ready, ver
 
 FINE = Check("torch", Status.OK, "2.11.0")
 ODD = Check("rendering", Status.WARN, "egl works", "export MUJOCO_GL=egl")
-GONE = Check("lerobot", Status.MISSING, "not installed", "pip install lerobot-craft")
+GONE = Check("lerobot", Status.MISSING, "not installed", "pip install .")
 
 
 class Terminal(io.StringIO):
@@ -62,5 +62,5 @@ def test_json_holds_the_same_findings():
     assert report["ready"] is False
     assert report["checks"] == [
         {"name": "torch", "status": "ok", "value": "2.11.0", "remedy": None},
-        {"name": "lerobot", "status": "missing", "value": "not installed", "remedy": "pip install lerobot-craft"},
+        {"name": "lerobot", "status": "missing", "value": "not installed", "remedy": "pip install ."},
     ]

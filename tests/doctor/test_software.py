@@ -6,6 +6,7 @@ from lerobot_craft.doctor import Status
 from lerobot_craft.doctor.requirements import Need, installed_version, needs
 from lerobot_craft.doctor.software import (
     EXTRAS,
+    INSTALL,
     check_craft,
     check_extra,
     check_lerobot,
@@ -42,8 +43,8 @@ def test_craft(distribution, status):
         ("0.6.1", "0.6.1", {}, None, "ok", None),
         ("0.6.2", "0.6.1", {}, None, "missing", "pip install 'lerobot==0.6.1'"),
         (None, "0.6.1", {}, None, "missing", "pip install 'lerobot==0.6.1'"),
-        (None, None, {}, None, "missing", "pip install lerobot-craft"),
-        ("0.6.1", None, {}, None, "warn", "pip install lerobot-craft"),
+        (None, None, {}, None, "missing", INSTALL),
+        ("0.6.1", None, {}, None, "warn", INSTALL),
         ("0.6.1", "0.6.1", {}, "bad magic", "missing", "pip install --force-reinstall --no-deps 'lerobot==0.6.1'"),
         (
             "0.6.1",
@@ -71,7 +72,7 @@ def test_requirements():
 
 def test_an_absent_extra_is_a_note_with_its_line():
     check = check_extra("diffusion", [GONE])
-    assert (check.status, check.remedy) == (Status.NOTE, "pip install 'lerobot-craft[diffusion]'")
+    assert (check.status, check.remedy) == (Status.NOTE, "pip install '.[diffusion]'  # in a clone of CRaFT")
     assert check.value == "for diffusion: diffusers not installed"
     assert check_extra("diffusion", [UNFIT]).status is Status.WARN
     assert check_extra("diffusion", [HERE]).status is Status.OK

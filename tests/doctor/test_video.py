@@ -60,7 +60,7 @@ def test_torchcodec_that_does_not_fit_torch_is_told_apart(surroundings):
 
 def test_torchcodec_absent_or_wrong_is_a_warning(surroundings):
     assert check_torchcodec(WORKS, surroundings).status is Status.OK
-    assert check_torchcodec(ABSENT, surroundings).remedy == "pip install lerobot-craft"
+    assert check_torchcodec(ABSENT, surroundings).remedy == "pip install .  # in a clone of CRaFT"
     assert "grey levels" in check_torchcodec(BROKEN, surroundings).value
 
 

@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -151,12 +151,15 @@ def _sequence(rng, policy, seed, made, n):
         after |= {t: _rate(rng, 0.02, n) for t in learnt[i + 1 :]} | {task: _rate(rng, made.new, n)}
         stages.append(Stage(task, after))
     first = _run(rng, policy, "window", seed, made, _base(rng, "window", n), n)
+    # As a bench has it: frames of every task before the last.
+    frames = made.frames * (len(base) - 1)
     return Run(
         **{
             **{name: getattr(first, name) for name in first.__dataclass_fields__},
             "scenario": "five tasks",
             "new_task": learnt[-1],
             "same_scene": None,
+            "anchors": replace(first.anchors, frames=frames),
             "base": base,
             "after": stages[-1].after,
             "stages": stages,

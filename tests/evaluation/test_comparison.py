@@ -2,7 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.evaluation.comparison import compare_with
+from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.evaluation.comparison import OWN_VALUE, compare_with
+from lerobot_craft.evaluation.results import Knob
 from tests.evaluation.made_results import made_runs
 
 
@@ -34,6 +36,38 @@ def test_a_run_without_a_partner_is_left_out(runs):
     missing = [run for run in runs if not (run.method == "er" and run.seed == 2)]
     assert compare_with(missing, "er")[0].n_pairs == 6
     assert compare_with([run for run in runs if run.method != "er"], "er") == []
+
+
+def swept(runs, *values):
+    """Replay with several values of its knob: with the value v it keeps v of the old tasks."""
+    return [
+        replace(run, knob=Knob("--craft.replay_ratio", value, []), after=dict.fromkeys(run.after, float(value) / 10))
+        for run in runs
+        for value in values
+        if run.method == "er"
+    ]
+
+
+@pytest.mark.parametrize("values", [("0.5", "1", "2"), ("2", "1", "0.5")])
+def test_in_a_sweep_a_method_is_compared_with_the_reference_as_it_comes(runs, values):
+    ours = [run for run in runs if (run.method, run.frames, run.role) == ("craft", 20, "final")]
+    (found,) = compare_with([*swept(runs, *values), *ours], "er")
+    kept = [run.after[task] for run in ours for task in run.old_tasks]
+    assert (found.label, found.reference) == ("CRaFT", "replay (replay_ratio=1)")
+    assert found.old_mean.value == pytest.approx(sum(kept) / len(kept) - 0.1)
+
+
+def test_without_its_own_value_a_method_is_compared_with_each_and_each_is_named(runs):
+    ours = [replace(run, knob=Knob("--craft.initial_lambda", "3", [])) for run in runs if run.method == "craft"]
+    found = compare_with([*swept(runs, "0.5", "2"), *ours], "er")
+    assert [(row.label, row.reference) for row in found if (row.role, row.frames) == ("final", 20)] == [
+        ("CRaFT (initial_lambda=3)", "replay (replay_ratio=0.5)"),
+        ("CRaFT (initial_lambda=3)", "replay (replay_ratio=2)"),
+    ]
+
+
+def test_its_own_value_is_the_bench_s():
+    assert {name: f"{METHODS[name].knob.value:g}" for name in OWN_VALUE} == OWN_VALUE
 
 
 def test_methods_that_need_no_frame_or_every_frame_are_not_compared(runs):

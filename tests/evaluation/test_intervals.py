@@ -97,6 +97,13 @@ def test_equal_seeds_give_equal_intervals_and_equal_values_a_point():
     assert bootstrap_mean(cells([[0.1] * 3] * 3)) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
+def test_the_order_of_tasks_does_not_matter():
+    tree = cells([[0.1, 0.4, 0.8], [0.8, 0.2, 0.0]], [[0.5, 0.7, 0.9]])
+    other = sorted(tree, key=lambda cell: (cell.scenario, cell.seed, -cell.value))
+    assert [cell.task for cell in other] != [cell.task for cell in tree]
+    assert bootstrap_mean(other) == bootstrap_mean(tree)
+
+
 def test_a_cell_that_is_there_twice_is_refused():
     with pytest.raises(ValueError, match="measured twice"):
         nested_mean([Cell("s", 0, "t", 1.0), Cell("s", 0, "t", 0.0)])

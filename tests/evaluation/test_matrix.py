@@ -16,7 +16,13 @@ def made(**changes):
     rates = {"base": (4, 0, 0), "one": (3, 4, 0), "two": (2, 2, 4)}
     played = {name: dict(zip("abc", map(four, of), strict=True)) for name, of in rates.items()}
     rows = [Row(name, f"runs/{name}", name * 8, successes) for name, successes in played.items()]
-    settings = {"env": {"type": "reach", "task": "a,b,c"}, "n_episodes": 4, "batch_size": 2, "seed": 7}
+    settings = {
+        "env": {"type": "reach", "task": "a,b,c"},
+        "rename_map": {},
+        "n_episodes": 4,
+        "batch_size": 2,
+        "seed": 7,
+    }
     whole = {"schema": SCHEMA, "craft_version": "1", "created": "2026-01-02T03:04:05+00:00", "command": "craft eval"}
     return Evaluation(**(whole | settings | {"learned": ["b", "c"], "rows": rows} | changes))
 
@@ -24,6 +30,15 @@ def made(**changes):
 def test_what_is_written_is_read(tmp_path):
     write_evaluation(tmp_path / "evaluation.json", made())
     assert read_evaluation(tmp_path / "evaluation.json") == made()
+
+
+def test_a_file_from_before_renaming_is_read_as_one_without(tmp_path):
+    path = tmp_path / "evaluation.json"
+    write_evaluation(path, made())
+    content = json.loads(path.read_text())
+    assert content.pop("rename_map") == {}
+    path.write_text(json.dumps(content | {"schema": 1}))
+    assert read_evaluation(path) == made()
 
 
 def test_the_rows_of_a_sequence_are_its_stages():
@@ -45,7 +60,9 @@ def test_there_is_no_sequence_without_order_or_before_all_is_played():
 
 
 @pytest.mark.parametrize(
-    "change", [{"env": {"type": "other"}}, {"n_episodes": 5}, {"batch_size": 1}, {"seed": 8}], ids=str
+    "change",
+    [{"env": {"type": "other"}}, {"rename_map": {"a": "b"}}, {"n_episodes": 5}, {"batch_size": 1}, {"seed": 8}],
+    ids=str,
 )
 def test_other_settings_do_not_go_on_with_an_evaluation(change):
     with pytest.raises(CraftError, match=f"another {next(iter(change))} already.*another --output_dir"):
@@ -92,7 +109,9 @@ def test_rows_come_in_the_order_in_which_they_were_asked_for():
 @pytest.mark.parametrize(
     ("harm", "complaint"),
     [
-        (lambda content: content.update(schema=2), "schema 1, the file has 2"),
+        (lambda content: content.update(schema=3), "schema 2, the file has 3"),
+        (lambda content: content.update(schema=1), "schema 2, the file has 1"),  # which had no rename_map
+        (lambda content: content.update(schema=True) or content.pop("rename_map"), "schema"),
         (lambda content: content.update(extra=1), "extra: unknown field"),
         (lambda content: content["rows"][0]["successes"]["a"].pop(), "base has 3 episodes of a, expected 4"),
         (lambda content: content["rows"].append(content["rows"][0]), "two have the same name"),

@@ -6,7 +6,7 @@ import pytest
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Filmstrip, check_runs, read_results, write_results
 from lerobot_craft.evaluation.summary import collect
-from tests.evaluation.made_results import made_runs, made_sequences
+from tests.evaluation.made_results import METHODS, made_runs, made_sequences
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,13 @@ def change(path, edit):
 
 def test_what_is_written_is_read(path, results):
     assert read_results(path) == results
+
+
+def test_runs_that_are_read_have_the_summary_that_was_written(path, results):
+    again = collect(read_results(path).runs, command="", settings={})
+    assert again.summary == results.summary
+    assert again.sequences == results.sequences
+    assert again.correlations == results.correlations
 
 
 def test_the_file_has_the_fields_that_others_read(path):
@@ -74,6 +81,14 @@ def test_text_that_is_no_strict_json_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(CraftError, match="no results file"):
         read_results(path)
+
+
+def test_frames_of_a_sequence_are_of_each_task_and_the_file_has_all_of_them():
+    (run,) = made_sequences(seeds=(0,), methods=METHODS[1:2])
+    assert (run.frames, run.anchors.frames) == (20, 200)
+    fewer_there_than_asked_for = replace(run, anchors=replace(run.anchors, frames=193))
+    assert fewer_there_than_asked_for.frames == 20
+    assert replace(run, anchors=replace(run.anchors, all_frames=True)).frames is None
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -1,11 +1,15 @@
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
 from lerobot_craft.evaluation.intervals import wilson
-from lerobot_craft.evaluation.results import Knob
-from lerobot_craft.evaluation.summary import summarise, summarise_sequences
+from lerobot_craft.evaluation.results import Knob, read_results
+from lerobot_craft.evaluation.summary import collect, summarise, summarise_sequences
 from tests.evaluation.made_results import METHODS, SCENES, made_runs, made_sequences
+
+STORED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("bench-*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +109,20 @@ def test_sequences_have_rows_of_their_own():
 def test_one_sequence_still_has_an_interval():
     (row,) = summarise_sequences([run for run in made_sequences(seeds=(0,)) if run.method == "craft"])
     assert row.nbt_all.high - row.nbt_all.low > 0.02
+
+
+def plain(found):
+    """As JSON values, numbers to nine digits: machines may differ in the last bits."""
+    return json.loads(json.dumps(found, default=asdict), parse_float=lambda text: round(float(text), 9))
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_stored_summary_is_that_of_its_runs(path):
+    results = read_results(path)
+    again = collect(results.runs, command="", settings={})
+    for kind in ("summary", "sequences", "correlations"):
+        stored, today = (plain(getattr(found, kind)) for found in (results, again))
+        assert stored == today, f"{kind} of {path.name}: write it anew with what `collect` makes of its runs"
 
 
 def test_scenarios_of_the_made_results_are_what_the_tests_take_them_for():

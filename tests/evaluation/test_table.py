@@ -37,7 +37,13 @@ def test_a_label_cannot_break_the_table():
 def test_sequences_are_a_table_too():
     lines = sequence_table(summarise_sequences(made_sequences())).splitlines()
     assert {line.count("|") for line in lines[2:]} == {8}
-    assert lines[2].startswith("| method | old frames | NBT, all tasks |")
+    assert lines[2].startswith("| method | old frames per task | NBT, all tasks |")
+
+
+def test_a_sequence_says_its_frames_per_task():
+    runs = made_sequences(seeds=(0,))
+    assert {run.anchors.frames for run in runs if run.method == "er"} == {200}  # of ten tasks before the last
+    assert "| replay | 20 | " in sequence_table(summarise_sequences(runs))
 
 
 def test_numbers_are_short_and_never_a_negative_zero():
@@ -45,6 +51,35 @@ def test_numbers_are_short_and_never_a_negative_zero():
     assert format_estimate(Estimate(0.9, 0.85, 0.94)) == "0.90 [0.85, 0.94]"
     assert format_estimate(Estimate(0.0, None, None)) == "0.00"
     assert format_estimate(None) == "-"
+
+
+def said_of_knobs(*knobs):
+    """The line below a table of a method for each list of (value, scenarios on which it was chosen)."""
+    runs = [
+        replace(run, label=label, method=label, knob=Knob("--craft.x", value, swept_on))
+        for label, values in zip("ABCDEF", knobs, strict=False)
+        for value, swept_on in values
+        for run in made_runs(seeds=(0,), policies=("smolvla",), methods=METHODS[:1], scenes=["window"])
+    ]
+    return summary_table(summarise(runs)).split("\n\n")[2:]
+
+
+def test_a_table_says_where_each_setting_in_brackets_was_chosen():
+    chosen, alone, swept = [("1", ["faucet", "handle"])], [("3", [])], [("1", []), ("10", [])]
+    assert said_of_knobs(chosen, alone, swept, alone) == [
+        "Settings in brackets: chosen on faucet, handle (A); default or given (B, D); several tried here (C)."
+    ]
+
+
+def test_a_table_without_such_settings_says_nothing_of_them():
+    runs = made_runs(seeds=(0,), policies=("smolvla",), methods=METHODS[:2], scenes=["window"])
+    assert "brackets" not in summary_table(summarise(runs))
+
+
+def test_a_table_of_sequences_says_it_too():
+    runs = [replace(run, knob=Knob("--craft.x", "1", ["faucet"])) for run in made_sequences(seeds=(0,))]
+    said = sequence_table(summarise_sequences(runs)).splitlines()[-1]
+    assert said == "Settings in brackets: chosen on faucet (plain fine-tuning, replay, CRaFT)."
 
 
 def test_a_swept_setting_is_named():

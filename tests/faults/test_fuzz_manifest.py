@@ -12,8 +12,10 @@ from lerobot_craft.anchors.files import write_checksum
 from lerobot_craft.anchors.loader import open_cache, retained_of
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.anchors.strict_json import StrictJSONError
+from lerobot_craft.anchors.verify import reproduce
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for
+from lerobot_craft.training.anchoring.budget_units import layer_scales_of, units_of
 from tests.anchors.small_cache import put
 
 SHORT, LONG = 60, 1000
@@ -73,10 +75,14 @@ def real_cache(anchor_data, teachers, tmp_path_factory):
 
 
 def use(directory, teacher):
-    """As training does, up to a batch."""
-    loader = open_cache(directory, teacher=teacher.fingerprint, retention_mode="action", policy_config=teacher.config)
-    retained_of(loader.manifest, adapter_for(teacher.config), teacher.policy)
+    """As training does, up to its first step: a batch, the units of the budget, the teacher's values computed again."""
+    loader = open_cache(directory, teacher=teacher.fingerprint, policy_config=teacher.config)
+    retained = retained_of(loader.manifest, adapter_for(teacher.config), teacher.policy)
     loader.batch(step=0, batch_size=4, seed=0)
+    loss_type = retained.loss_types(adapter_for(teacher.config))[0]
+    units_of(loader.manifest.scales, loader.manifest.instructions, loss_type)
+    layer_scales_of(loader.manifest.values.get("layer_scales"), loss_type)
+    reproduce(loader, teacher, num_anchors=2)
 
 
 def fuzz(real_cache, examples):

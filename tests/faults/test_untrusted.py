@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from lerobot_craft.cli import main
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.foreign_code import TRUST
+from lerobot_craft.lerobot_api.policies import load_policy_config
 from lerobot_craft.teacher.load import load_teacher
+from tests.anchor_fixtures import POLICIES
 from tests.anchors.small_cache import assert_refused, build_cache, put, use
 from tests.anchors.test_lies import edit_manifest
 from tests.teacher.test_pi0_fast import edit_json, move_tokenizers
+from tests.tiny.test_stock_commands import REACH
 
-PICKLES = ("pytorch_model.bin", "model.pt", "model.pkl", "optimizer.pt", "scheduler.pt", "random_states_0.pkl")
+PICKLES = (
+    *("pytorch_model.bin", "adapter_model.bin", "model.pt", "model.pkl"),
+    *("optimizer.pt", "scheduler.pt", "random_states_0.pkl"),
+)
 
 
 class Trap:
@@ -53,6 +60,24 @@ def test_pickles_stay_asleep_in_a_checkpoint_and_in_a_cache(checkpoints, canary,
         plant_pickles(directory, canary)
     load_teacher(policy)
     use(tmp_path / "cache", verify=True)
+    assert not canary.exists()
+
+
+def test_a_pickle_in_the_place_of_an_adapter_stays_asleep(checkpoints, canary, tmp_path):
+    """PEFT falls back to `adapter_model.bin` where there is no adapter_model.safetensors."""
+    from lerobot_craft.lerobot_api.rollouts import load_player
+    from tests.tiny.reach_env import ReachEnvConfig
+
+    base, adapter = checkpoints("smolvla"), tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("config.json", "policy_preprocessor.json", "policy_postprocessor.json"):
+        shutil.copy(base / name, adapter)
+    edit_json(adapter / "config.json", lambda content: content.update(use_peft=True, input_features={}))
+    lora = {"peft_type": "LORA", "base_model_name_or_path": str(base), "r": 2, "target_modules": ["action_in_proj"]}
+    (adapter / "adapter_config.json").write_text(json.dumps(lora))
+    (adapter / "adapter_model.bin").write_bytes(pickle.dumps(Trap(canary), protocol=2))  # as torch writes
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        load_player(adapter, ReachEnvConfig())
     assert not canary.exists()
 
 
@@ -100,6 +125,81 @@ def test_a_processor_step_may_not_be_any_class_in_training_either(
         assert craft_train(*train_flags("act", tmp_path / "run", policy__path=policy), *own) == 2
         assert "name 'os.mkdir', which is no processor step" in capfd.readouterr().err
     assert not canary.exists()
+
+
+@pytest.fixture
+def model_with_code(canary, tmp_path):
+    """A model's directory that transformers would run a file of, if it is told to trust it."""
+    directory = tmp_path / "model_with_code"
+    directory.mkdir()
+    (directory / "trap.py").write_text(f"import pathlib\npathlib.Path({str(canary)!r}).touch()\nclass Trap: ...\n")
+    code = {"AutoConfig": "trap.Trap", "AutoModel": "trap.Trap", "AutoProcessor": "trap.Trap"}
+    for name in ("config.json", "processor_config.json"):
+        (directory / name).write_text(json.dumps({"model_type": "unheard_of", "auto_map": code}))
+    return directory
+
+
+def topreward(model, tmp_path):
+    named = "lerobot.rewards.topreward.processor_topreward.TOPRewardEncoderProcessorStep"
+    return {"class": named, "config": {"vlm_name": str(model)}}
+
+
+def reward_classifier(model, tmp_path):
+    place = tmp_path / "classifier"
+    place.mkdir()
+    (place / "config.json").write_text(json.dumps({"type": "reward_classifier", "model_name": str(model)}))
+    return {"registry_name": "reward_classifier_processor", "config": {"pretrained_path": str(place)}}
+
+
+RUNNING = ("topreward", "reward_classifier", "gaussian_actor")
+
+
+@pytest.fixture(params=RUNNING)
+def running_policy(request, checkpoints, model_with_code, tmp_path):
+    """A checkpoint that runs the model's code, and what is said of it."""
+    policy = shutil.copytree(checkpoints("act"), tmp_path / "policy")
+    if request.param == "gaussian_actor":
+        config = json.loads((policy / "config.json").read_text())
+        kept = {name: config[name] for name in ("input_features", "output_features", "device")}
+        of_type = {"type": "gaussian_actor", "vision_encoder_name": str(model_with_code)}
+        (policy / "config.json").write_text(json.dumps(kept | of_type))
+        return policy, "of the type 'gaussian_actor' names with trust_remote_code=True"
+    step = {"topreward": topreward, "reward_classifier": reward_classifier}[request.param](model_with_code, tmp_path)
+    edit_json(policy / "policy_preprocessor.json", lambda content: content["steps"].append(step))
+    return policy, "which is no processor step that is known to run no code"
+
+
+def test_a_model_that_a_checkpoint_names_runs_no_code(running_policy, canary, monkeypatch, tally):
+    policy, sentence = running_policy
+    with pytest.raises(CraftError, match=f"{sentence}.* set {TRUST}=1"):
+        load_teacher(policy)
+    assert not canary.exists()
+    tally.add("planted models with code", "refused")
+    monkeypatch.setenv(TRUST, "1")
+    with pytest.raises((CraftError, AttributeError)):  # it ran, and is no model
+        load_teacher(policy)
+    assert canary.exists()
+
+
+# All three are judged at the same place; a run's start takes seconds.
+@pytest.mark.parametrize(
+    "running_policy", [RUNNING[0], pytest.param(RUNNING[1], marks=pytest.mark.slow), RUNNING[2]], indirect=True
+)
+def test_nor_does_it_in_training_and_in_evaluation(running_policy, train_flags, craft_train, canary, tmp_path, capfd):
+    policy, sentence = running_policy
+    for enabled in ("false", "true"):
+        own = [f"--craft.enabled={enabled}", "--craft.method=naive"]
+        assert craft_train(*train_flags("act", tmp_path / "run", policy__path=policy), *own) == 2
+        assert sentence in capfd.readouterr().err
+    flags = [*REACH, "--env.task=red", "--policy.device=cpu", f"--output_dir={tmp_path / 'evaluation'}"]
+    assert main(["eval", str(policy), *flags]) == 2
+    assert sentence in capfd.readouterr().err
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("policy_type", POLICIES)
+def test_every_checkpoint_that_is_made_here_may_be_loaded(checkpoints, policy_type):
+    assert load_policy_config(checkpoints(policy_type)).pretrained_path == checkpoints(policy_type)
 
 
 @pytest.fixture

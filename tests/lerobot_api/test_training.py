@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -226,6 +227,21 @@ def test_accelerate_is_asked_for_what_lerobot_train_asks_for(policy, launched, m
     for asked in (ours, lerobots):
         asked["kwargs_handlers"] = [dataclasses.asdict(handler) for handler in asked["kwargs_handlers"]]
     assert ours == lerobots
+
+
+def test_several_processes_wait_longer_for_each_other_than_in_lerobot_train(monkeypatch):
+    def catch(**arguments):
+        raise Caught(**arguments)
+
+    monkeypatch.setattr("accelerate.Accelerator", catch)
+    cfg = SimpleNamespace(policy=SimpleNamespace(device="cpu"))
+    alone = caught(make_accelerator, cfg)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    several = caught(make_accelerator, cfg)
+    ddp, waiting = several.pop("kwargs_handlers")
+    assert alone.pop("kwargs_handlers") == [ddp]
+    assert several == alone
+    assert waiting.to_kwargs() == {"timeout": timedelta(hours=2)}
 
 
 def test_a_dataset_that_is_not_there_is_one_sentence(accelerator, teachers, tmp_path):

@@ -64,6 +64,20 @@ def assert_self_contained(page):
     assert "@import" not in page
 
 
+def assert_cards_stay_tables(page):
+    """A table that becomes cards on a phone says by roles what its layout no longer does."""
+    roles = {"table": "table", "thead": "rowgroup", "tbody": "rowgroup", "tr": "row", "td": "cell"}
+    inside, seen = False, set()
+    for tag, attributes in outline(page).tags:
+        if tag == "table":
+            inside = attributes.get("class") == "cards"
+        if inside and tag in ("table", "thead", "tbody", "tr", "td", "th"):
+            of_header = {"col": "columnheader", "row": "rowheader"}.get(attributes.get("scope"))
+            assert attributes.get("role") == roles.get(tag, of_header), tag
+            seen.add(attributes["role"])
+    assert seen == {*roles.values(), "columnheader", "rowheader"}
+
+
 def assert_pictures_are_told(page):
     """Every drawing and picture says what it shows, or is marked as decoration."""
     for tag, attributes in outline(page).tags:

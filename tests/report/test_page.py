@@ -9,6 +9,7 @@ from lerobot_craft.report.inputs import Inputs, Source, load_inputs
 from lerobot_craft.report.page import render, together
 from tests.evaluation.made_results import METHODS, made_media, made_runs, made_sequences
 from tests.report.html_checks import (
+    assert_cards_stay_tables,
     assert_pictures_are_told,
     assert_self_contained,
     assert_well_formed,
@@ -61,6 +62,7 @@ def assert_sound(page):
     assert_well_formed(page)
     assert_self_contained(page)
     assert_pictures_are_told(page)
+    assert_cards_stay_tables(page)
 
 
 def test_a_full_page_is_sound_and_has_every_section(page):

@@ -6,6 +6,7 @@ from importlib.resources import files
 import pytest
 
 from lerobot_craft.report.heatmap import colour
+from lerobot_craft.report.plot import Axes, Scale
 
 CSS = files("lerobot_craft.report").joinpath("style.css").read_text()
 LIGHT, DARK = (dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in CSS.split("@media (prefers")[:2])
@@ -35,6 +36,31 @@ def test_text_and_families_can_be_read_on_the_paper(scheme):
 def test_numbers_can_be_read_on_the_heatmap(rate):
     assert "color: #14181d" in CSS
     assert contrast("#14181d", colour(rate)) >= 7
+
+
+def rules(media):
+    """The rules within one @media block, by selector."""
+    block = CSS.split(f"@media {media} {{")[1].split("\n}")[0]
+    return {selector.strip(): body for selector, body in re.findall(r"([^{}]+)\{([^}]*)\}", block)}
+
+
+def test_text_in_drawings_can_be_read_on_a_phone():
+    """A screen of 400 px leaves 372 for a drawing of 460: text must not shrink below 9, and labels not below 10."""
+    phone, shrunk = rules("(max-width: 700px)"), (400 - 2 * 14) / Axes(Scale(0, 1), Scale(0, 1)).width
+    size = {
+        name: float(re.search(r"font-size: ([\d.]+)px", body)[1]) * shrunk
+        for selector, body in phone.items()
+        for name in re.findall(r"\.(tick|title|end|badge-text)\b", selector)
+    }
+    assert set(size) == {"tick", "title", "end", "badge-text"}
+    assert min(size["tick"], size["title"], size["end"]) > 10
+    assert size["badge-text"] > 9
+
+
+def test_paper_shows_what_is_folded():
+    shown = rules("print")["details::details-content"]
+    assert "content-visibility: visible" in shown
+    assert "block-size: auto" in shown
 
 
 def test_what_stands_below_a_number_has_its_colour():

@@ -50,6 +50,7 @@ def test_a_page_of_trainings_alone_is_sound(kept, lost):
     ]
     assert outline(page).count("svg") == 4, "two drawings for each run"
     assert "craft train --policy.path=base --craft.enabled=true" in outline(page).text
+    assert "No rollouts here: a small drift is no proof." in outline(page).text
 
 
 def test_trainings_and_evaluations_stand_on_one_page(kept):
@@ -57,6 +58,7 @@ def test_trainings_and_evaluations_stand_on_one_page(kept):
     assert_well_formed(page)
     assert sections(page)[:3] == ["Retention and plasticity", "Task by task", "Sequences of tasks"]
     assert "Checkpoints after b, c" in page
+    assert "No rollouts here" not in page
 
 
 def test_without_an_order_there_is_no_plane(kept):
@@ -128,9 +130,26 @@ def test_conflicts_are_counted_module_by_module(kept):
     assert modules_of(kept) == tuple(MODULES)
     assert len(cosines(kept, "lm_head")) == 20
     text = outline(conflicts([kept])).text
-    assert "all parameters 50%" in text
+    assert "kept n = 20 anchor steps all parameters 50%" in text
     # Of 20 anchor steps every second, third and fourth.
     assert "vision_tower 50% -0.10 language_model.layers 30% -0.02 lm_head 25% +0.00" in text
+
+
+def test_a_step_without_a_retention_gradient_is_counted_nowhere(kept):
+    """At the first the student is the teacher: the whole has the cosine 0 there, and modules have none."""
+    first, second = kept.history[:2]
+    two = [{**first, "cos": 0.0}, {**second, "cos": -0.5}]
+    modules = [{"step": 2, "cos/early": 0.9}, {"step": 4, "cos/lm_head": -0.5}]
+    text = outline(conflicts([replace(kept, history=two, modules=modules)])).text
+    assert "n = 1 anchor step all parameters 100% -0.50 early - lm_head 100% -0.50" in text
+    assert conflicts([replace(kept, history=two[:1])]) is None
+
+
+def test_a_module_that_is_not_always_reached_says_how_often(kept):
+    modules = [{"step": row["step"]} if row["step"] > 20 else row for row in kept.modules]
+    text = outline(conflicts([replace(kept, modules=modules)])).text
+    assert "lm_head 20% +0.02 n = 10 anchor steps" in text
+    assert text.count("n = 20 anchor steps") == 1
 
 
 def test_the_threshold_is_the_runs_own(kept):

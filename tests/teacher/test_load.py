@@ -35,6 +35,22 @@ def test_the_postprocessor_undoes_the_teachers_normalization(act):
     torch.testing.assert_close(teacher.postprocessor(torch.ones(1, 2)), torch.full((1, 2), 2.5))
 
 
+@pytest.mark.parametrize("policy_type", ["act", "diffusion"])
+def test_weights_of_a_backbone_that_the_checkpoint_overwrites_are_not_asked_for(policy_type, tmp_path, monkeypatch):
+    directory = save_vla(policy_type, tmp_path / policy_type)
+    stock = {"pretrained_backbone_weights": "ResNet18_Weights.IMAGENET1K_V1"}
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | stock))
+
+    def download(self, *arguments, **options):
+        raise OSError("there is no internet here")
+
+    monkeypatch.setattr("torchvision.models.WeightsEnum.get_state_dict", download)
+    teacher = load_teacher(directory)
+    kept = teacher.config.pretrained_backbone_weights, teacher.policy.config.pretrained_backbone_weights
+    assert kept == (stock["pretrained_backbone_weights"],) * 2  # as the checkpoint says it
+
+
 def set_type(file, name):
     file.write_text(json.dumps(json.loads(file.read_text()) | {"type": name}))
 

@@ -31,6 +31,7 @@ from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
 from lerobot_craft.anchors.teacher_values import generators, teacher_columns
 from lerobot_craft.anchors.teacher_walk import walked_states
+from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
 from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype
@@ -118,7 +119,7 @@ def build_cache(
     if ranks.is_main:
         _start(directory, recipe)
     ranks.wait()
-    if (directory / MANIFEST_FILE).exists():
+    if main_decides((directory / MANIFEST_FILE).exists):
         return
     finished = finished_shards(directory)
     mine = _shards_of(job, ranks)
@@ -136,8 +137,8 @@ def share(job: Job, ranks: Ranks) -> int:
 
 
 def is_finished(job: Job, directory: Path) -> bool:
-    """Whether the directory holds this very cache; another one there is refused."""
-    if not (directory / MANIFEST_FILE).exists():
+    """Whether the directory holds this very cache; another one there is refused. All ranks ask together."""
+    if not main_decides((directory / MANIFEST_FILE).exists):
         return False
     manifest = Manifest.load(directory)
     if manifest.values.get("recipe") == digest(job.recipe()):

@@ -111,6 +111,18 @@ def take(columns: Mapping[str, Column], rows: Tensor) -> Columns:
     }
 
 
+def rows_without_number(column: Column, *, or_minus_infinity: bool = False) -> list[int]:
+    """Rows of a column of floats that hold NaN or infinity; minus infinity may be allowed."""
+    values = column.values if isinstance(column, Ragged) else column
+    if bool(values.isfinite().all()):  # as a rule
+        return []
+    wrong = values.isnan() | values.isposinf() if or_minus_infinity else ~values.isfinite()
+    places = wrong.flatten(1).any(dim=1).nonzero().squeeze(1) if wrong.dim() > 1 else wrong.nonzero().squeeze(1)
+    if isinstance(column, Ragged):
+        places = torch.searchsorted(column.offsets, places, right=True) - 1
+    return sorted(set(places.tolist()))
+
+
 def concatenate(parts: Iterable[Mapping[str, Column]]) -> Columns:
     """The rows of all parts, one part after the other; every part has the same columns."""
     parts = list(parts)

@@ -1,6 +1,10 @@
-"""From a raw batch of frames to a raw batch of anchors: the instruction and the state that the plan asks for."""
+"""From frames of datasets to anchors: the datasets that a cache refers to, the instruction and the state of each."""
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,12 +12,90 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.cross import Stats, anchor_generator, draw_states, end_histories_at, jitter_states
+from lerobot_craft.anchors.manifest import DatasetRecord, Manifest
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.datasets import RawBatch, fingerprint_in, local_copies, open_dataset, read_batches
 
 STATE = "observation.state"
 _LEAVE_STATES = "To leave states as they are, set --drawn_states=0, --walked_states=0 and --state_jitter=0."
+
+
+def open_referenced(
+    manifest: Manifest, policy_config: Any = None, named: Sequence[tuple[str, str | None]] = ()
+) -> list[Any]:
+    """The datasets that hold a cache's images, in the manifest's order; none where the cache holds them itself.
+
+    A manifest may say anything, so nothing is downloaded for it, and of a directory only the metadata is read until
+    these have the fingerprint that the cache was built with.
+
+    Args:
+        manifest: Of the cache.
+        policy_config: Decides which past frames belong to an observation.
+        named: Datasets that the user names (repo_id, directory): these are tried before what the manifest says.
+
+    Raises:
+        CraftError: One of them is not on this machine, or is not what it was.
+    """
+    if manifest.inputs == "embedded":
+        return []
+    opened = []
+    for record in manifest.datasets:
+        dataset = open_dataset(record.repo_id, _place_of(record, named), policy_config=policy_config)
+        if len(dataset) != record.total_frames:
+            raise CraftError(_another_dataset(record))
+        opened.append(dataset)
+    return opened
+
+
+def _place_of(record: DatasetRecord, named: Sequence[tuple[str, str | None]]) -> Path:
+    """The first directory whose metadata have the record's fingerprint."""
+    readable = False
+    for repo_id, place in _places(record, named):
+        with suppress(CraftError):  # nothing there, or nothing that can be read: perhaps the next one
+            if fingerprint_in(repo_id, place) == record.fingerprint:
+                return place
+            readable |= repo_id == record.repo_id
+    if readable:
+        raise CraftError(_another_dataset(record))
+    where = "this machine" if record.root is None else f"{record.root!r:.200}, nor anywhere else on this machine"
+    raise CraftError(
+        f"the images of this cache are in the dataset {record.repo_id!r:.80}, which is not on {where}: get it with "
+        f"`hf download --repo-type dataset {shlex.quote(record.repo_id):.100}`, or build the cache again (with "
+        "--inputs=embedded it does not depend on datasets)"
+    )
+
+
+def _places(record: DatasetRecord, named: Sequence[tuple[str, str | None]]) -> Iterator[tuple[str, Path]]:
+    for repo_id, root in [*named, (record.repo_id, record.root)]:
+        if root is not None:
+            yield repo_id, Path(root)
+    for repo_id, revision in [*((name, None) for name, _ in named), (record.repo_id, record.revision)]:
+        yield from ((repo_id, place) for place in local_copies(repo_id, revision))
+
+
+def _another_dataset(record: DatasetRecord) -> str:
+    return (
+        f"the dataset {record.repo_id!r:.80} is not the one that the cache refers to: get the right one with "
+        f"`hf download --repo-type dataset {shlex.quote(record.repo_id):.100}`, or build the cache again (with "
+        "--inputs=embedded it does not depend on datasets)"
+    )
+
+
+def referenced_images(manifest: Manifest, datasets: Sequence[Any], name: str, dataset: Tensor, frame: Tensor) -> Tensor:
+    """Images uint8 [n, *shape] of one name, read from `datasets[dataset]` at `frame`; both int64 [n]."""
+    images = torch.empty((len(frame), *manifest.input_features[name].shape), dtype=torch.uint8)
+    for index in dataset.unique().tolist():
+        rows = (dataset == index).nonzero().squeeze(1)
+        (batch,) = read_batches(datasets, [(index, frame[rows].tolist())])
+        found = batch.get(name)
+        if not isinstance(found, Tensor) or found.shape[1:] != images.shape[1:]:
+            raise CraftError(
+                f"the dataset {manifest.datasets[index].repo_id!r:.80} has no images {name!r:.80} of the shape "
+                f"{tuple(images.shape[1:])}, as the cache says: build it again with `craft cache build`"
+            )
+        images[rows] = found
+    return images
 
 
 def as_anchors(

@@ -10,21 +10,24 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.build import INPUT
-from lerobot_craft.anchors.columns import Column, Columns, Ragged
+from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged, rows_without_number
+from lerobot_craft.anchors.datasets import open_referenced, referenced_images
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images, is_image_shape
-from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.manifest import FLOAT_NAMES, Manifest
 from lerobot_craft.anchors.order import by_origin, visit
-from lerobot_craft.anchors.retained import Retained, RetentionMode
+from lerobot_craft.anchors.retained import FIXED, PER_TOKEN, Retained, RetentionMode
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch, dataset_fingerprint, open_dataset, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.policies import autocast_dtype
 from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.fingerprint import compare
 
 DECODED_BYTES = 2**30
 _LARGEST_IMAGE = 2**31  # values of one anchor's images; more is no image
+_INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
+_LOOKED_AT = 32  # rows at once: those of every token are large
 
 
 @dataclass(frozen=True)
@@ -90,19 +93,12 @@ class AnchorLoader:
 
     def _decode(self, name: str, indices: Tensor, columns: Columns, rows: Tensor) -> Tensor:
         if self.manifest.inputs == "reference":
-            return self._read(name, _dense(columns["dataset"])[rows], _dense(columns["frame"])[rows])
+            dataset, frame = (_dense(columns[where])[rows] for where in ("dataset", "frame"))
+            return referenced_images(self.manifest, self._datasets, name, dataset, frame)
         column = self.store.take(indices[rows], [f"{INPUT}{name}"])[f"{INPUT}{name}"]
         if not isinstance(column, Ragged):
             raise CraftError(f"the cache has no compressed images in {INPUT}{name}: rebuild it")
         return decode_images(column, self.manifest.input_features[name].shape)
-
-    def _read(self, name: str, dataset: Tensor, frame: Tensor) -> Tensor:
-        images = torch.empty((len(frame), *self.manifest.input_features[name].shape), dtype=torch.uint8)
-        for index in dataset.unique().tolist():
-            rows = (dataset == index).nonzero().squeeze(1)
-            (batch,) = read_batches(self._datasets, [(index, frame[rows].tolist())])
-            images[rows] = batch[name]
-        return images
 
 
 class _Images:
@@ -133,7 +129,7 @@ def open_cache(
     retention_mode: RetentionMode | None = None,
     verify: bool = True,
     policy_config: Any = None,
-    roots: Mapping[str, str] | None = None,
+    named: Sequence[tuple[str, str | None]] = (),
     progress: Progress | None = None,
 ) -> AnchorLoader:
     """Open a cache for training, or refuse it with what is wrong and the command that mends it.
@@ -142,10 +138,10 @@ def open_cache(
         directory: Of the cache.
         teacher: Fingerprints of the policy that training starts from.
         retention_mode: What training retains.
-        verify: Compare checksums.
+        verify: Compare checksums, and look whether all of the teacher's values are numbers.
         policy_config: Of that policy: its type and precision must be the cache's, and where images are references it
             decides which past frames belong to an observation.
-        roots: Directories of referenced datasets by repo_id, where they have moved since.
+        named: Datasets that the user names (repo_id, directory): a referenced one is looked for among them first.
         progress: Told how many more bytes were verified.
     """
     store = AnchorStore.open(directory, verify=verify, progress=progress)
@@ -162,7 +158,9 @@ def open_cache(
         _check_policy(manifest, policy_config, directory)
     if teacher is not None and (found := compare(manifest.teacher, teacher)):
         raise CraftError(f"{directory} does not belong to this policy: {'; '.join(found)}")
-    return AnchorLoader(store, _open_referenced(manifest, roots or {}, policy_config))
+    if verify:
+        _require_numbers(store)
+    return AnchorLoader(store, open_referenced(manifest, policy_config, named))
 
 
 def _problems(store: AnchorStore) -> Iterator[str]:
@@ -170,21 +168,62 @@ def _problems(store: AnchorStore) -> Iterator[str]:
     manifest = store.manifest
     columns = manifest.columns
     reference = manifest.inputs == "reference"
-    needed = {"instruction", "cross"} | ({"dataset", "frame"} if reference else set())
-    if missing := sorted(name for name in needed if name not in columns or columns[name].ragged):
-        yield f"it has no column {missing[0]!r}"
+    needed = {"instruction": _INTEGERS, "cross": {"bool"}}
+    needed |= {"dataset": _INTEGERS, "frame": _INTEGERS} if reference else {}
+    for name, dtypes in needed.items():
+        if name not in columns or columns[name].ragged or columns[name].shape or columns[name].dtype not in dtypes:
+            yield f"it has no column {name!r}, or of another type"
+            return
+    yield from _input_problems(manifest)
+    rows = {name: _dense(column) for name, column in store.take(torch.arange(len(store)), needed).items()}
+    if not _within(rows["instruction"], len(manifest.instructions)):
+        yield "anchors refer to instructions that it does not have"
+    if not reference:
         return
+    if not _within(rows["dataset"], len(manifest.datasets)):
+        yield "anchors refer to datasets that it does not name"
+    for index, record in enumerate(manifest.datasets):
+        frames = rows["frame"][rows["dataset"] == index]
+        if len(frames) and not _within(frames, record.total_frames):
+            yield f"anchors refer to frames that {record.repo_id!r:.80} does not have"
+
+
+def _input_problems(manifest: Manifest) -> Iterator[str]:
+    reference = manifest.inputs == "reference"
+    inputs = {name.removeprefix(INPUT): c for name, c in manifest.columns.items() if name.startswith(INPUT)}
+    for name in sorted(inputs.keys() - manifest.input_features.keys()):
+        yield f"it does not say what the column {INPUT + name!r:.80} is"
     for name, feature in manifest.input_features.items():
-        column = columns.get(f"{INPUT}{name}")
+        column = inputs.get(name)
         if feature.codec == "png":
             fits = is_image_shape(feature.shape) and math.prod(feature.shape) <= _LARGEST_IMAGE
             if not fits or (column is None) is not reference:
                 yield f"the images {name!r:.80} are not where it says, or not as large"
         elif column is None or column.ragged or list(column.shape) != feature.shape:
             yield f"the feature {name!r:.80} is not what it says"
-    used = _dense(store.take(torch.arange(len(store)), ["instruction"])["instruction"])
-    if not 0 <= int(used.min()) <= int(used.max()) < len(manifest.instructions):
-        yield "anchors refer to instructions that it does not have"
+
+
+def _require_numbers(store: AnchorStore) -> None:
+    """Refuse NaN and infinity anywhere in the teacher's values: the check before the first step sees a few rows only.
+
+    Minus infinity may stand in logits, where it is the logarithm of an empty tail.
+    """
+    columns = store.manifest.columns
+    names = [name for name, c in columns.items() if c.dtype in FLOAT_NAMES and not name.startswith(INPUT)]
+    first = 0
+    for shard in store.manifest.shards:
+        for rows in torch.arange(first, first + shard.rows).split(_LOOKED_AT):
+            for name, column in store.take(rows, names).items():
+                if bad := rows_without_number(column, or_minus_infinity=name == "target" and columns[name].ragged):
+                    raise CraftError(
+                        f"{store.directory / shard.file}: row {int(rows[bad[0]]) - first} holds NaN or infinity in "
+                        f"{name!r}, which no teacher leaves there: build the cache again with `craft cache build`"
+                    )
+        first += shard.rows
+
+
+def _within(indices: Tensor, count: int) -> bool:
+    return 0 <= int(indices.min()) <= int(indices.max()) < count
 
 
 def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> None:
@@ -202,33 +241,58 @@ def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> Non
 
 
 def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Retained:
-    """Which values a cache holds, as the adapter takes them."""
+    """Which values a cache holds, as the adapter takes them.
+
+    Raises:
+        CraftError: These are none of the policy's, or its columns hold others.
+    """
     values = manifest.values
-    try:
-        if manifest.kind != "hidden":
-            return Retained(manifest.kind, top_k=int(values["top_k"]), draws=int(values["num_draws"]))
-        layers = adapter.resolve(policy, [str(layer) for layer in values["layers_to_save"]])
-        return Retained("hidden", layers, values["pooling"])
-    except (KeyError, TypeError, ValueError) as error:
+    if manifest.kind == "hidden":
+        retained = Retained("hidden", adapter.resolve(policy, values["layers_to_save"]), values["pooling"])
+    else:
+        # Tokens are decoded greedily: all draws are the same, and one is stored.
+        draws = 1 if adapter.output_kind == "logits" else values["num_draws"]
+        retained = Retained(manifest.kind, top_k=values["top_k"], draws=draws)
+    missing = [*_missing_inputs(manifest, adapter, policy), *_missing_columns(manifest.columns, adapter, retained)]
+    if missing:
         raise CraftError(
-            f"the manifest does not say which values the cache holds ({type(error).__name__}: {error}): build it again"
-        ) from error
+            f"the cache was not built for the {manifest.kind} values of this {adapter.policy_type}, or its manifest is "
+            f"wrong ({missing[0]!r:.80} is missing or of another shape): build it again with `craft cache build`"
+        )
+    return retained
 
 
-def _open_referenced(manifest: Manifest, roots: Mapping[str, str], policy_config: Any) -> list[Any]:
-    if manifest.inputs == "embedded":
-        return []
-    opened = []
-    for record in manifest.datasets:
-        root = roots.get(record.repo_id, record.root)
-        dataset = open_dataset(record.repo_id, root, record.revision, policy_config=policy_config)
-        if dataset_fingerprint(dataset) != record.fingerprint:
-            raise CraftError(
-                f"the dataset {record.repo_id} is not the one that the cache refers to: give the directory of the "
-                "right one, or build the cache again (with --inputs=embedded it does not depend on datasets)"
-            )
-        opened.append(dataset)
-    return opened
+def _missing_inputs(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> list[str]:
+    """What the policy reads and the cache has not; some cameras may lack where the policy masks them."""
+    wanted = {name: feature for name, feature in policy.config.input_features.items() if "empty_camera" not in name}
+    missing = [name for name in wanted if name not in manifest.input_features]
+    cameras = {name for name, feature in wanted.items() if feature.type.value == "VISUAL"}
+    return [] if adapter.masks_missing_cameras(policy) and set(missing) < cameras else missing
+
+
+def _missing_columns(columns: Mapping[str, ColumnSpec], adapter: PolicyAdapter, retained: Retained) -> Iterator[str]:
+    """Columns that `Retained` asks for and the cache has not, or not with as many draws or layers."""
+    logits = adapter.output_kind == "logits"
+    wanted: dict[str, tuple[bool, list[int]]] = {}  # whether rows differ in length, and how the shape of one begins
+    if retained.mode == "action":
+        wanted["target"] = (logits, [] if logits else [retained.draws])
+        wanted |= {"kept": (True, [])} if logits else {}
+    elif retained.mode == "token_ce":
+        wanted["teacher_ce"] = (False, [])
+    elif retained.pooling == PER_TOKEN:
+        wanted |= {f"hidden.{layer}": (True, []) for layer in retained.layers}
+    elif "teacher_hidden" in columns or len(retained.layers) > 1:
+        wanted["teacher_hidden"] = (False, [len(retained.layers)])
+    else:
+        wanted["target_features"] = (False, [])
+    if retained.needs_fixed and logits:
+        wanted[f"{FIXED}tokens"] = (True, [])
+    elif retained.needs_fixed:
+        wanted |= {f"{FIXED}{name}": (False, [retained.draws]) for name in adapter.fixed_names}
+    for name, (ragged, begins) in wanted.items():
+        column = columns.get(name)
+        if column is None or column.ragged is not ragged or column.shape[: len(begins)] != begins:
+            yield name
 
 
 def _dense(column: Column) -> Tensor:

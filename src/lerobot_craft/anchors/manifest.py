@@ -5,7 +5,7 @@ It holds no time and no name of a machine: the same inputs give the same bytes.
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +28,9 @@ MANIFEST_FILE = "manifest.json"
 BUILD_FILE = "build.json"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAMES = frozenset(str(dtype).removeprefix("torch.") for dtype in STORABLE_DTYPES)
+FLOAT_NAMES = frozenset(
+    str(dtype).removeprefix("torch.") for dtype in STORABLE_DTYPES if torch.empty(0, dtype=dtype).is_floating_point()
+)
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,23 @@ class Scale:
     source: Literal["demonstrations", "self", "spread"]
     n: int
     values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class _HiddenValues:
+    """What is read of `Manifest.values` where hidden states are kept; there is more, for people and for a rebuild."""
+
+    layers_to_save: list[str]
+    pooling: str
+    layer_scales: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class _OutputValues:
+    """The same for actions and tokens."""
+
+    top_k: int
+    num_draws: int
 
 
 @dataclass(frozen=True)
@@ -121,7 +141,7 @@ class Manifest:
             raise StrictJSONError("schema: missing, or not a number")
         if schema != cls.SCHEMA:
             remedy = (
-                "upgrade it with `pip install --upgrade lerobot-craft`"
+                "take a newer one with `git pull && make setup` in the clone of CRaFT"
                 if schema > cls.SCHEMA
                 else "rebuild the cache with `craft cache build`"
             )
@@ -188,6 +208,7 @@ def _problems(manifest: Manifest) -> list[str]:
         *_instruction_problems(manifest),
         *_dataset_problems(manifest),
         *_column_problems(manifest),
+        *_value_problems(manifest),
     ]
 
 
@@ -242,6 +263,20 @@ def _column_problems(manifest: Manifest) -> list[str]:
             if any(size < 0 for size in entry.shape):
                 found.append(f"{kind}.{name}.shape: {entry.shape} has a negative size")
     for field, dtype in (("dtype", manifest.dtype), ("autocast", manifest.autocast)):
-        if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
-            found.append(f"{field}: {dtype!r:.80} is not a dtype of torch")
+        if dtype is not None and dtype not in FLOAT_NAMES:
+            found.append(f"{field}: {dtype!r:.80} is none of {', '.join(sorted(FLOAT_NAMES))}")
     return found
+
+
+def _value_problems(manifest: Manifest) -> list[str]:
+    known: type[_HiddenValues | _OutputValues] = _HiddenValues if manifest.kind == "hidden" else _OutputValues
+    content = {field.name: manifest.values[field.name] for field in fields(known) if field.name in manifest.values}
+    try:
+        values = decode(known, content, "values")
+    except StrictJSONError as error:
+        return [str(error)]
+    if isinstance(values, _OutputValues):
+        return [f"values.{name}: {n} is less than 1" for name, n in vars(values).items() if n < 1]
+    if not values.layers_to_save or set(values.layers_to_save) != set(values.layer_scales):
+        return ["values.layers_to_save: expected one or more layers, the same as in values.layer_scales"]
+    return []

@@ -1,9 +1,8 @@
 """The processes that `accelerate launch` started together, or this one alone."""
 
-import os
 from dataclasses import dataclass
 
-_WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
+from lerobot_craft.lerobot_api.training import RANKS_WAIT, several_processes
 
 
 @dataclass(frozen=True)
@@ -16,11 +15,11 @@ class Ranks:
     @classmethod
     def joined(cls, *, cpu: bool) -> "Ranks":
         """Join the peers, if there are any."""
-        if int(os.environ.get(_WORLD_SIZE, "1")) == 1:
+        if not several_processes():
             return cls()
         from accelerate import PartialState
 
-        state = PartialState(cpu=cpu)
+        state = PartialState(cpu=cpu, timeout=RANKS_WAIT)
         return cls(state.process_index, state.num_processes)
 
     @property

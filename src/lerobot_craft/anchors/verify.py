@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 # Drift of a policy from its own cache, relative to the cached values' mean square: what other batch shapes and
 # paddings leave.
-FLOORS = {"float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
+FLOORS = {"float64": 1e-8, "float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
 # A squared difference squares the rounding error. A divergence of confident distributions does not: its terms
 # p (log p - log q) are rounded at the size of log p, so identical logits come out at some 1e-8 to 1e-7 nats.
 _DIVERGENCE_FLOOR = 1e-6

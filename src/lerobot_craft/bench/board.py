@@ -37,6 +37,10 @@ class Board:
         self._done.append((cell, result))
         self._kept += 1
 
+    def outdated(self, cell: Cell, reason: str) -> None:
+        """Say why it is run again."""
+        self._say(f"{cell.kind} {cell.name} is run again: {reason}")
+
     def started(self, cell: Cell) -> None:
         """Show it among those at work."""
         self._since[cell.digest] = (cell, time.monotonic())

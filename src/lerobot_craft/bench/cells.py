@@ -2,7 +2,9 @@
 
 There are three kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
 fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. A cell is named by
-the digest of its inputs and of the cells that it needs: whatever changes, changes the name.
+the digest of its inputs and of the cells that it needs: an input that changes, changes the name. The code is no input.
+A result counts for the version of this package that made it (bench/store.py). A change of code within one version is
+not seen: remove the cells that it concerns.
 """
 
 import hashlib
@@ -217,7 +219,11 @@ class Run(Cell):
     def inputs(self) -> dict[str, Any]:
         """Its flags without paths, which checkpoint counts, and how it is evaluated."""
         policy = self.base.policy
-        known = _PLACEHOLDER._replace(frames=self.known_frames, hidden_layers=policy.hidden_layers)
+        known = _PLACEHOLDER._replace(
+            frames=self.known_frames,
+            instructions=_PLACEHOLDER.instructions if policy.reads_instruction else "",
+            hidden_layers=policy.hidden_layers,
+        )
         return {
             "flags": self.flags | self.method.train_flags(known, self.knob),
             "checkpoint": self.method.checkpoint_of(self.knob),
@@ -259,6 +265,12 @@ class Run(Cell):
         return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
 
     @property
+    def _instructions(self) -> list[str]:
+        """Of the tasks before it; none for a policy that would not read them."""
+        reads = self.base.policy.reads_instruction
+        return [find_task(task).instruction for task in self.known_tasks] if reads else []
+
+    @property
     def known(self) -> Known:
         """What the method is given of the tasks before it."""
         demos = self.base.demos
@@ -267,7 +279,7 @@ class Run(Cell):
             frames=self.known_frames,
             repo_id=",".join(f"craft/{root.name}" for root in roots),
             root=",".join(map(str, roots)),
-            instructions="; ".join(find_task(task).instruction for task in self.known_tasks),
+            instructions="; ".join(self._instructions),
             hidden_layers=self.base.policy.hidden_layers,
             anchors=str(self.anchors),
         )

@@ -80,16 +80,23 @@ def _anchors(run: cells.Run, result: CellResult, recorded: CellResult) -> Anchor
     there, size = sum(data.frames for data in known), sum(data.bytes for data in known)
     everything = run.method.frames == "all"
     frames = there if everything else min(run.known_frames, there)
-    source = run.method.source
-    if source == "both" and frames == 0:
-        source = "cross"
     return Anchors(
-        source=None if source == "none" else source,
+        source=_source(run, frames),
         frames=frames,
         bytes=round(size * frames / there),
         cached_bytes=result.cached_bytes,
         all_frames=everything,
     )
+
+
+def _source(run: cells.Run, frames: int) -> str | None:
+    """Where the anchors came from: of a method that takes both, what there was to take."""
+    source = run.method.source
+    if source == "both" and frames == 0:
+        return "cross"
+    if source == "both" and not run.base.policy.reads_instruction:
+        return "dataset"
+    return None if source == "none" else source
 
 
 def _knob(run: cells.Run, settings: BenchSettings) -> Knob | None:

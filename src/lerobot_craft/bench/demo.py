@@ -14,6 +14,7 @@ from lerobot_craft.bench.scenarios import find_scenario
 from lerobot_craft.bench.schedule import run_cells
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.doctor.requirements import needs
+from lerobot_craft.doctor.software import install_extra
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Filmstrip, Results
 from lerobot_craft.evaluation.summary import collect
@@ -66,8 +67,7 @@ def check_machine() -> str | None:
     """
     missing = sorted({need.name for extra in _EXTRAS for need in needs(extra) if need.installed is None})
     if missing:
-        extras = ",".join(_EXTRAS)
-        raise CraftError(f"the demo needs {', '.join(missing)}. Type: pip install 'lerobot-craft[{extras}]'")
+        raise CraftError(f"the demo needs {', '.join(missing)}. Type: {install_extra(','.join(_EXTRAS))}")
     simulation = Simulation(find_scenario(SCENARIO).new[0])
     simulation.reset(0)
     try:

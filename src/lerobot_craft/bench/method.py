@@ -18,7 +18,7 @@ class Known(NamedTuple):
         frames: Frames of all old tasks together.
         repo_id: Of the datasets of the old tasks, with commas between them.
         root: Their directories, likewise.
-        instructions: Of the old tasks, with semicolons between them.
+        instructions: Of the old tasks, with semicolons between them; empty for a policy that reads none.
         hidden_layers: What "all layers" is for the policy.
         anchors: Directory for a cache.
     """
@@ -50,6 +50,7 @@ class Method:
         flags: What it adds to `craft train`, without the knob.
         knob: Its one number.
         policies: Types of policies that it exists for; empty: all.
+        needs_instructions: Whether it does not exist for a policy that reads none.
         source: What the old tasks are represented by, for tables.
         checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
     """
@@ -60,14 +61,18 @@ class Method:
     flags: Callable[[Known], Flags]
     knob: Knob | None = None
     policies: tuple[str, ...] = ()
+    needs_instructions: bool = False
     source: str = "none"
     checkpoint: str = _LAST_CHECKPOINT
 
-    def counts(self, asked: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the numbers of old frames that are asked for, those at which it is another method."""
+    def counts(self, asked: tuple[int, ...], *, instructions: bool) -> tuple[int, ...]:
+        """Of the numbers of old frames that are asked for, those at which it is another method.
+
+        Without instructions old frames are all that is left to keep the old tasks by, so 0 of them is no method.
+        """
         if self.frames in ("none", "all"):
             return (0,)
-        return tuple(count for count in asked if count > 0 or self.frames == "any")
+        return tuple(count for count in asked if count > 0 or (self.frames == "any" and instructions))
 
     def train_flags(self, known: Known, value: float | None) -> Flags:
         """All that it adds to `craft train`; `value` is the knob's, None its own."""

@@ -99,6 +99,8 @@ def _cross(known: Known) -> Flags:
 
 def _recipe(known: Known) -> Flags:
     """CRaFT as it comes: what is to be kept, and nothing else."""
+    if not known.instructions:  # then there are no new frames under old ones
+        return {"craft.anchor_cache_dir": known.anchors, **_with_old_data(known), "craft.num_anchors": known.frames}
     without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
     if known.frames == 0:
         return without
@@ -153,7 +155,15 @@ METHODS = {
             source="dataset",
         ),
         Method("action", "CRaFT, actions", "some", _old_frames_alone("action"), _STRENGTH, source="dataset"),
-        Method("cross", "CRaFT, actions without old frames", "none", _cross, _STRENGTH, source="cross"),
+        Method(
+            "cross",
+            "CRaFT, actions without old frames",
+            "none",
+            _cross,
+            _STRENGTH,
+            needs_instructions=True,
+            source="cross",
+        ),
         Method("craft", "CRaFT", "any", _recipe, _STRENGTH, source="both"),
         Method(
             "craft_no_projection",
@@ -193,6 +203,7 @@ METHODS = {
             "any",
             _recipe_with(walked_states=0.0),
             _STRENGTH,
+            needs_instructions=True,
             source="both",
         ),
         Method(
@@ -201,6 +212,7 @@ METHODS = {
             "some",
             _recipe_with(walked_states=0.0, drawn_states=0.0),
             _STRENGTH,
+            needs_instructions=True,
             source="both",
         ),
         Method(
@@ -263,7 +275,14 @@ METHODS = {
             "none",
             lambda known: {"craft.method": "freeze", "craft.freeze": "readout"},
         ),
-        Method("lora", "LoRA", "none", _lora, Knob(("peft.r",), 16, (4, 16, 64))),
+        Method(
+            "lora",
+            "LoRA",
+            "none",
+            _lora,
+            Knob(("peft.r",), 16, (4, 16, 64)),
+            policies=("smolvla", "pi0_fast"),  # the modules that it names are a language model's
+        ),
     )
 }
 

@@ -57,6 +57,10 @@ class Narrator:
         """It was done before an interruption."""
         self._say(f"{self._number(cell)} {result.seconds:4.0f} s  {describe(cell)} (done earlier)")
 
+    def outdated(self, cell: Cell, reason: str) -> None:
+        """Say why what was done earlier is done again."""
+        self._say(f"{self._number(cell)} again, {describe(cell)}: {reason}")
+
     def started(self, cell: Cell) -> None:
         """Say what is going on."""
         self._begin(_Stage(self._number(cell), describe(cell), cell))

@@ -45,9 +45,9 @@ def plan_runs(settings: BenchSettings) -> list[Run]:
 
 def _runs_of(method: Method, base: Base) -> Iterator[Run]:
     settings, scenario = base.settings, base.scenario
-    if method.policies and base.policy.name not in method.policies:
+    if not _exists_for(method, base.policy):
         return
-    for frames in method.counts(settings.anchors):
+    for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):
         for asked in settings.knob_values(method):
             # The same cell, whether a sweep asks for a knob's own value or a table.
             knob = None if method.knob is not None and asked == method.knob.value else asked
@@ -58,10 +58,16 @@ def _runs_of(method: Method, base: Base) -> Iterator[Run]:
                 yield run
 
 
+def _exists_for(method: Method, policy: BenchPolicy) -> bool:
+    if method.needs_instructions and not policy.reads_instruction:
+        return False
+    return not method.policies or policy.name in method.policies
+
+
 def _check_policy(policy: BenchPolicy, scenario: Scenario) -> None:
     if not policy.reads_instruction and scenario.pairs:
         one, other = scenario.pairs[0]
         raise CraftError(
             f"{policy.name} reads no instruction, so it cannot tell {one} from {other}, which share a scene: give a "
-            f"--scenario without such a pair, or another --policy than {policy.name}"
+            f"--scenario without such a pair (apart), or another --policy than {policy.name}"
         )

@@ -124,7 +124,7 @@ POLICIES = {
         BenchPolicy(
             "pi0_fast",
             base=Training(steps=5000, learning_rate=1.5e-3, warmup_steps=100, batch_size=32),
-            fine_tuning=Training(steps=600, learning_rate=5e-4, warmup_steps=50, batch_size=32),
+            fine_tuning=Training(steps=1200, learning_rate=5e-4, warmup_steps=50, batch_size=32),
             old_episodes=200,  # from 50 it learns them by heart: success 0.78
             new_episodes=100,
             sizes={"vision_depth": 1, "patch_size": 16},  # one token again

@@ -62,6 +62,8 @@ _TABLE = (
     ),
     # Two easy tasks: to see within minutes that everything runs.
     Scenario("reach", "tuning", old=("reach-red",), new=("reach-blue",)),
+    # No two of its tasks share a scene: for a policy that reads no instruction.
+    Scenario("apart", "tuning", old=("button-topdown", "handle-press"), new=("plate-in",)),
     # What `craft demo` shows.
     Scenario("demo", "tuning", old=("faucet-open", "handle-press", "button-topdown"), new=("faucet-close",)),
     Scenario(

@@ -14,13 +14,16 @@ from lerobot_craft.bench.cells import Cell
 from lerobot_craft.bench.plan import plan_cells
 from lerobot_craft.bench.queue import CellQueue
 from lerobot_craft.bench.settings import BenchSettings
-from lerobot_craft.bench.store import CellBusyError, CellResult, result_of
+from lerobot_craft.bench.store import CellBusyError, CellResult, outdated, result_of
 from lerobot_craft.errors import CraftError
 
-# One thread for each process: small policies gain nothing from a second one, and two pools fight for the cores.
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _TICK_S = 0.5
 _FINISHED, _BUSY, _FAILED = "finished", "busy", "failed"
+_UNKNOWN = (
+    "worker processes do not know this cell. They import your script anew, without what stands below "
+    '`if __name__ == "__main__"`: put scenarios, policies and methods of your own in above that line, or use --jobs=1'
+)
 
 
 class Watcher(Protocol):
@@ -28,6 +31,9 @@ class Watcher(Protocol):
 
     def kept(self, cell: Cell, result: CellResult) -> None:
         """A cell was finished before."""
+
+    def outdated(self, cell: Cell, reason: str) -> None:
+        """A cell was finished before, but its result does not count any more."""
 
     def started(self, cell: Cell) -> None:
         """A cell is at work."""
@@ -63,9 +69,11 @@ def run_cells(settings: BenchSettings, train: Train, jobs: int, watcher: Watcher
         if (result := result_of(cell)) is not None:
             results[cell.digest] = result
             watcher.kept(cell, result)
+        elif (reason := outdated(cell)) is not None:
+            watcher.outdated(cell, reason)
     queue = CellQueue(cells, results)
     seats: Sequence[_Here | _Worker] = ()
-    with _one_thread_each():
+    with one_thread_each():
         try:
             wanted = min(jobs, queue.remaining)
             seats = [_Here(train)] if jobs == 1 else [_Worker(settings, train) for _ in range(wanted)]
@@ -177,19 +185,25 @@ class _Worker:
 def _work(connection: Connection, settings: BenchSettings, train: Train) -> None:
     """A worker's life: cells by their digests, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    cells = {cell.digest: cell for cell in plan_cells(settings)}
-    while True:
-        try:
-            digest = connection.recv()
-        except EOFError:
-            return
-        connection.send(_attempt(cells[digest], train))
+    cells = _cells_here(settings)
+    with one_thread_each():
+        while True:
+            try:
+                digest = connection.recv()
+            except EOFError:
+                return
+            connection.send(_attempt(cells[digest], train) if digest in cells else (_FAILED, _UNKNOWN))
+
+
+def _cells_here(settings: BenchSettings) -> dict[str, Cell]:
+    """Cells by digest, as far as this process can plan them: the parent could, or there would be no worker."""
+    try:
+        return {cell.digest: cell for cell in plan_cells(settings)}
+    except CraftError:
+        return {}
 
 
 def _attempt(cell: Cell, train: Train) -> tuple[str, Any]:
-    import torch
-
-    torch.set_num_threads(1)
     try:
         return _FINISHED, ensure(cell, train, wait=False)
     except CellBusyError:
@@ -208,12 +222,17 @@ def _require(cell: Cell | None) -> Cell:
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Threads of this process and of its workers, which take over its variables; afterwards as it was."""
+def one_thread_each() -> Iterator[None]:
+    """One thread for this process and for each that it starts, as they take over its variables; afterwards as before.
+
+    Small policies gain nothing from a second thread, and two pools fight for the cores. However a cell is run, by a
+    worker, here or as one command, it has as many, so that sums are rounded alike.
+    """
     import torch
 
     threads, variables = torch.get_num_threads(), {name: os.environ.get(name) for name in _THREADS}
     os.environ.update(dict.fromkeys(_THREADS, "1"))
+    torch.set_num_threads(1)
     try:
         yield
     finally:

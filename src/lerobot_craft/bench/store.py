@@ -105,20 +105,46 @@ def claimed(cell: Cell, *, wait: bool) -> Iterator[None]:
 def result_of(cell: Cell) -> CellResult | None:
     """The result of a finished cell; None if it has to be run.
 
-    What `craft train` fills in for flags that the cell does not name is compared too: where a default has changed
-    since, the result is not that of the same command any more. A setting that did not exist then is no difference.
+    Raises:
+        CraftError: A file is damaged.
+    """
+    if not _has_result(cell) or outdated(cell) is not None:
+        return None
+    with _said_if_damaged(cell):
+        return decode(CellResult, parse_object(read_bytes(cell.directory / RESULT_FILE)))
+
+
+def outdated(cell: Cell) -> str | None:
+    """Why the result that a cell has does not count any more; None if it counts, or if there is none.
+
+    It counts for the version that made it. What `craft train` fills in for flags that the cell does not name is
+    compared too: where a default has changed since, the result is not that of the same command any more. A setting that
+    did not exist then is no difference.
 
     Raises:
         CraftError: A file is damaged.
     """
-    files = [cell.directory / name for name in (CELL_FILE, RESULT_FILE)]
-    if not all(file.is_file() for file in files):
+    if not _has_result(cell):
         return None
+    with _said_if_damaged(cell):
+        made = parse_object(read_bytes(cell.directory / CELL_FILE))
+    if made.get("digest") != cell.digest:
+        return "its result is one of other inputs"
+    if (version := made.get("craft_version")) != __version__:
+        return f"its result was made by version {version}, and this is {__version__}"
+    if changed := _changed(made.get("settings", {}), settings_of(cell)):
+        return f"since its result was made, `craft train` has another default of {', '.join(changed)}"
+    return None
+
+
+def _has_result(cell: Cell) -> bool:
+    return all((cell.directory / name).is_file() for name in (CELL_FILE, RESULT_FILE))
+
+
+@contextmanager
+def _said_if_damaged(cell: Cell) -> Iterator[None]:
     try:
-        inputs, content = (parse_object(read_bytes(file)) for file in files)
-        if inputs.get("digest") != cell.digest or not _agree(inputs.get("settings", {}), settings_of(cell)):
-            return None
-        return decode(CellResult, content)
+        yield
     except StrictJSONError as error:
         raise CraftError(f"{cell.directory} is damaged ({error}): remove it, and it is run again") from error
 
@@ -166,5 +192,5 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     return {name: value for name, value in settled.items() if name not in without_effect}
 
 
-def _agree(recorded: dict[str, Any], today: dict[str, Any]) -> bool:
-    return all(today[name] == value for name, value in recorded.items() if name in today)
+def _changed(recorded: dict[str, Any], today: dict[str, Any]) -> list[str]:
+    return [name for name, value in recorded.items() if name in today and today[name] != value]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _EPILOG = """
 A bench consists of cells: demonstrations of a scenario, a policy that can do the old tasks, and for each method, number
-of old frames and seed one fine-tuning. A finished cell is kept in OUTPUT_DIR/cells and never run again, so the same
-command goes on after an interruption, and a larger one runs only what is missing.
+of old frames and seed one fine-tuning. A finished cell is kept in OUTPUT_DIR/cells and not run again by the same
+version, so the same command goes on after an interruption, and a larger one runs only what is missing.
 
 on several machines, with OUTPUT_DIR on a common file system (each cell is one command):
   craft bench ... --list-cells | cut -f2 | parallel -j4                       GNU parallel
@@ -148,13 +148,19 @@ def _run_one(settings: "BenchSettings", number: int) -> int:
     from lerobot_craft.bench.board import outcome
     from lerobot_craft.bench.cell_run import ensure
     from lerobot_craft.bench.plan import plan_cells
+    from lerobot_craft.bench.schedule import one_thread_each
+    from lerobot_craft.bench.store import outdated
     from lerobot_craft.cli import train
 
     cells = plan_cells(settings)
     if not 0 <= number < len(cells):
         raise CraftError(f"{_CELL}={number}: this bench has the cells 0 to {len(cells) - 1} ({_LIST} shows them)")
     cell = cells[number]
-    print(f"{cell.kind} {cell.name}: {outcome(cell, ensure(cell, train.run))}")
+    if (reason := outdated(cell)) is not None:
+        print(f"{cell.kind} {cell.name} is run again: {reason}")
+    with one_thread_each():
+        result = ensure(cell, train.run)
+    print(f"{cell.kind} {cell.name}: {outcome(cell, result)}")
     return 0
 
 

@@ -29,6 +29,8 @@ only those.
 
 --policy.x=y changes a setting of all policies, such as --policy.device=cuda. --update_card=true writes success before
 and after into the README.md of each checkpoint that `craft train` made; the policy before is known by its weights.
+--rename_map='{"observation.images.image": "observation.images.top"}' translates the environment's names of
+observations into the policies', as in lerobot-eval.
 
 flags:
 """
@@ -143,6 +145,7 @@ def _evaluate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=command,
         env=env_as_json(settings.env),
+        rename_map=settings.rename_map,
         n_episodes=settings.eval.n_episodes,
         batch_size=settings.eval.batch_size or side_by_side(settings.eval.n_episodes),
         seed=settings.seed,

@@ -59,7 +59,7 @@ def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | N
 
 
 def loud(loss: Tensor) -> Tensor:
-    """The loss itself; if it is NaN or infinite, one whose gradient is NaN throughout, on this rank and after reduction.
+    """The loss itself; if it is NaN or infinite, one whose gradient is NaN throughout, here and on all ranks.
 
     Some losses hide what they are: the slope of |x| is 0 at NaN and 1 at infinity, so an L1 loss of NaN would move the
     weights, or leave a part of the batch out, and nobody would know. No value is read: nothing waits for the device.

@@ -31,7 +31,7 @@ def fold_tail(logits: Tensor, kept: Tensor) -> Tensor:
     Beside the logits themselves and their gradient, nothing of their size is held: see `_Fold`.
     """
     if kept.shape[-1] < logits.shape[-1]:
-        folded: Tensor = _Fold.apply(logits, kept)
+        folded: Tensor = _Fold.apply(logits, kept)  # type: ignore[no-untyped-call]
         return folded
     head = widen(logits.gather(-1, kept))
     return torch.cat([head, head.new_full((*head.shape[:-1], 1), torch.finfo(head.dtype).min)], dim=-1)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from lerobot_craft.doctor.check import Check, Status
 from lerobot_craft.doctor.probe import Probe
+from lerobot_craft.doctor.software import in_clone, install_extra
 from lerobot_craft.doctor.surroundings import Surroundings
 
 _TIMEOUT_S = 30.0
@@ -28,7 +29,7 @@ def try_backend(backend: str, env: Mapping[str, str]) -> str | None:
 def check_rendering(mujoco: str | None, surroundings: Surroundings, attempt: TryBackend) -> Check:
     """Which back-end renders, and what to type so that MuJoCo takes it."""
     if mujoco is None:
-        return Check("rendering", Status.NOTE, "mujoco is not installed", "pip install 'lerobot-craft[bench]'")
+        return Check("rendering", Status.NOTE, "mujoco is not installed", install_extra("bench"))
     chosen = surroundings.env.get("MUJOCO_GL", "").strip().lower()
     if chosen in _SWITCHED_OFF:
         return Check("rendering", Status.NOTE, f"switched off by MUJOCO_GL={chosen}")
@@ -46,7 +47,7 @@ def check_rendering(mujoco: str | None, surroundings: Surroundings, attempt: Try
 
 def _recommend(surroundings: Surroundings, attempt: TryBackend, complaint: str, tried: str) -> Check:
     if surroundings.system != "Linux":  # elsewhere MuJoCo has only one back-end, and it failed
-        remedy = "unset MUJOCO_GL" if tried else "pip install --force-reinstall mujoco 'lerobot-craft[bench]'"
+        remedy = "unset MUJOCO_GL" if tried else in_clone("pip install --force-reinstall mujoco '.[bench]'")
         return Check("rendering", Status.WARN, complaint, remedy)
     for backend in ("egl", "osmesa"):
         if backend != tried and attempt(backend) is None:

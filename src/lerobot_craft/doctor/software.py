@@ -7,7 +7,6 @@ from lerobot_craft.doctor.requirements import Need
 from lerobot_craft.doctor.surroundings import Surroundings
 
 OLDEST_PYTHON = (3, 12)
-INSTALL = "pip install lerobot-craft"
 
 # Extra -> what it is for.
 EXTRAS = {
@@ -19,13 +18,26 @@ EXTRAS = {
 }
 
 
+def in_clone(line: str) -> str:
+    """A line that installs craft: from a clone, as long as no package index has a release. It can be pasted whole."""
+    return f"{line}  # in a clone of CRaFT"
+
+
+INSTALL = in_clone("pip install .")
+
+
+def install_extra(extra: str) -> str:
+    """The line that brings what an extra needs."""
+    return in_clone(f"pip install '.[{extra}]'")
+
+
 def check_python(surroundings: Surroundings) -> Check:
     """Python and the platform it runs on."""
     value = f"{'.'.join(map(str, surroundings.python))} on {surroundings.system} {surroundings.machine}"
     if surroundings.python[:2] >= OLDEST_PYTHON:
         return Check("python", Status.OK, value)
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    remedy = f"uv venv --python {oldest} && uv pip install lerobot-craft"
+    remedy = in_clone(f"uv venv --python {oldest} && uv pip install .")
     return Check("python", Status.MISSING, f"{value}, older than {oldest}", remedy)
 
 
@@ -35,7 +47,7 @@ def check_craft(version: str, distribution: str | None) -> Check:
         return Check("craft", Status.MISSING, f"{version}, running without being installed", INSTALL)
     if distribution != version:
         value = f"{version}, but {distribution} is what was installed: the two do not belong together"
-        return Check("craft", Status.WARN, value, "pip install --force-reinstall --no-deps lerobot-craft")
+        return Check("craft", Status.WARN, value, in_clone("pip install --force-reinstall --no-deps ."))
     return Check("craft", Status.OK, version)
 
 
@@ -58,7 +70,7 @@ def check_lerobot(installed: str | None, supported: str | None, env: Mapping[str
 
 
 def check_requirements(needs: Sequence[Need]) -> Check:
-    """Everything `pip install lerobot-craft` brings."""
+    """Everything that comes with craft."""
     if not needs:
         return Check("requirements", Status.MISSING, "cannot be read: craft or `packaging` is not installed", INSTALL)
     absent, unfit = _absent(needs), _unfit(needs)
@@ -71,7 +83,7 @@ def check_requirements(needs: Sequence[Need]) -> Check:
 
 def check_extra(extra: str, needs: Sequence[Need]) -> Check:
     """What one extra adds. Absent is a note: nobody needs every policy."""
-    purpose, remedy = EXTRAS[extra], f"pip install 'lerobot-craft[{extra}]'"
+    purpose, remedy = EXTRAS[extra], install_extra(extra)
     absent, unfit = _absent(needs), _unfit(needs)
     if unfit:
         return Check(extra, Status.WARN, f"for {purpose}: {unfit}", remedy)

@@ -11,11 +11,19 @@ from lerobot_craft.evaluation.summary import (
     new_cells,
     old_cells,
 )
+from lerobot_craft.evaluation.table import name_of
+
+# The value that a method's knob has by itself, as results have it: with it a method is compared, not with one that a
+# sweep happens to have tried as well.
+OWN_VALUE = {"er": "1"}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method minus the reference, both with the same number of old frames, on the bases that both started from."""
+    """A method minus the reference, both with the same number of old frames, on the bases that both started from.
+
+    Both are named with their knobs.
+    """
 
     policy: str
     role: Role
@@ -28,16 +36,28 @@ class Comparison:
 
 
 def compare_with(runs: Iterable[Run], reference: str) -> list[Comparison]:
-    """Every method that needs old frames against the method `reference` at equal frames."""
+    """Every method that needs old frames against the method `reference` at equal frames.
+
+    Where the reference was run with several values of its knob, with the one that it has by itself; where that is not
+    among them, with each.
+    """
     comparisons = []
     for group in group_by_policy_and_role(run for run in runs if run.stages is None):
         settings = group_by_setting(group)
-        references = {setting[0].frames: setting for setting in settings if setting[0].method == reference}
         for setting in settings:
-            other = references.get(setting[0].frames)
-            if other and setting[0].method != reference and setting[0].frames and (pairs := _pairs(setting, other)):
-                comparisons.append(_comparison(pairs))
+            if setting[0].method == reference or not setting[0].frames:
+                continue
+            alike = [
+                other for other in settings if (other[0].method, other[0].frames) == (reference, setting[0].frames)
+            ]
+            comparisons += [_comparison(pairs) for other in _with_own_knob(alike) if (pairs := _pairs(setting, other))]
     return comparisons
+
+
+def _with_own_knob(settings: list[list[Run]]) -> list[list[Run]]:
+    """Of settings of one method those with its own value; all if none has it."""
+    own = [runs for runs in settings if (knob := runs[0].knob) and knob.value == OWN_VALUE.get(runs[0].method)]
+    return own or settings
 
 
 def _pairs(ours: Sequence[Run], theirs: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -52,8 +72,8 @@ def _comparison(pairs: Sequence[tuple[Run, Run]]) -> Comparison:
     return Comparison(
         policy=first.policy,
         role=first.role,
-        label=first.label,
-        reference=theirs[0].label,
+        label=name_of(first.label, first.knob),
+        reference=name_of(theirs[0].label, theirs[0].knob),
         frames=first.anchors.frames,
         n_pairs=len(pairs),
         old_mean=difference(old_cells(ours), old_cells(theirs), n),

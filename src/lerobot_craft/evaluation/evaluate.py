@@ -1,6 +1,6 @@
 """Play what an evaluation lacks, checkpoint by checkpoint and task by task; each entry is kept once it is played."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def evaluate(
     with plain_errors(output_dir):  # before hours of rollouts, not after
         output_dir.mkdir(parents=True, exist_ok=True)
     for candidate in candidates:
-        player = _load(candidate, env, overrides)
+        player = _load(candidate, env, overrides, asked.rename_map)
         identified = identity(fingerprint(player.policy, player.preprocessor, player.postprocessor))
         evaluation = evaluation.with_row(Row(candidate.name, str(candidate.checkpoint), identified, {}))
         # Made anew for each policy: some environments go on with another start state after every reset.
@@ -69,8 +69,8 @@ def evaluate(
     return evaluation
 
 
-def _load(candidate: Candidate, env: Any, overrides: Sequence[str]) -> Player:
-    player = load_player(candidate.checkpoint, env, overrides)
+def _load(candidate: Candidate, env: Any, overrides: Sequence[str], rename_map: Mapping[str, str]) -> Player:
+    player = load_player(candidate.checkpoint, env, overrides, rename_map)
     if not hasattr(player.policy, "peft_config"):  # an adapter's weights are not all in its own directory
         check_weights(player.policy, candidate.checkpoint)
     return player

@@ -122,5 +122,6 @@ def _grid(cells: Sequence[Cell]) -> tuple[FloatArray, NDArray[np.int64], NDArray
     for i, seeds in enumerate(tree.values()):
         for j, tasks in enumerate(seeds.values()):
             counts[i, j] = len(tasks)
-            values[i, j, : len(tasks)] = list(tasks.values())
+            # A results file has its tasks by name: runs that were read must be drawn as those that were written.
+            values[i, j, : len(tasks)] = [tasks[name] for name in sorted(tasks)]
     return values, counts, np.array([len(seeds) for seeds in tree.values()], dtype=np.int64)

@@ -1,17 +1,18 @@
-"""`evaluation.json`, schema 1: success of checkpoints (rows) on tasks (columns), episode by episode."""
+"""`evaluation.json`, schema 2: success of checkpoints (rows) on tasks (columns), episode by episode."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
+from lerobot_craft.anchors.files import read_bytes, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.continual import SuccessMatrix
 from lerobot_craft.evaluation.versioned import read_versioned
 
-SCHEMA = 1
+SCHEMA = 2
+_WITHOUT_RENAMING = 1  # the schema before --rename_map: rollouts are not cheap, so it is still read
 EVALUATION_FILE = "evaluation.json"
 
 
@@ -42,6 +43,7 @@ class Evaluation:
 
     Attributes:
         env: Type and settings of the environment, as lerobot writes them down.
+        rename_map: Observations that the environment names otherwise than the policies: its name -> theirs.
         n_episodes: Behind each rate.
         batch_size: Episodes played side by side: the policy's noise is drawn for all of them together.
         seed: Of the first start state; episode i starts from `seed + i`, for every checkpoint.
@@ -53,6 +55,7 @@ class Evaluation:
     created: str
     command: str
     env: dict[str, Any]
+    rename_map: dict[str, str]
     n_episodes: int
     batch_size: int
     seed: int
@@ -76,7 +79,7 @@ class Evaluation:
 
     def going_on_from(self, former: "Evaluation") -> "Evaluation":
         """With the rows of a former evaluation, which must have measured the same."""
-        for what in ("env", "n_episodes", "batch_size", "seed"):
+        for what in ("env", "rename_map", "n_episodes", "batch_size", "seed"):
             if getattr(self, what) != getattr(former, what):
                 raise CraftError(
                     f"there is an evaluation with another {what} already ({_short(getattr(former, what))}, now "
@@ -119,13 +122,20 @@ def write_evaluation(path: Path, evaluation: Evaluation) -> None:
 def read_evaluation(path: Path) -> Evaluation:
     """Read an `evaluation.json` strictly."""
     try:
-        evaluation = read_versioned(path, Evaluation, SCHEMA)
+        evaluation = _read(path)
         _check(evaluation)
     except StrictJSONError as error:
         raise CraftError(
             f"{path} is no evaluation of this release: {error}. Remove it and run `craft eval` again."
         ) from error
     return evaluation
+
+
+def _read(path: Path) -> Evaluation:
+    content = parse_object(read_bytes(path))
+    if content.get("schema") == _WITHOUT_RENAMING and "rename_map" not in content:
+        return replace(decode(Evaluation, {**content, "rename_map": {}}), schema=SCHEMA)
+    return read_versioned(path, Evaluation, SCHEMA)
 
 
 def _check(evaluation: Evaluation) -> None:

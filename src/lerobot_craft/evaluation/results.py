@@ -1,5 +1,6 @@
 """`results.json`, schema 1: what was run, what came out, and the summary of it. Read strictly, written atomically."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ class Anchors:
 
     Attributes:
         source: Where anchors come from (`dataset`, `cross`, `both`); None for a method without any.
-        frames: Frames of old data that the method needs.
+        frames: Frames of old data that the method needs, in all.
         bytes: Size of those frames as stored in their dataset: what a user must still have.
         cached_bytes: Size of what was computed from them, the anchor cache.
         all_frames: Whether it takes every old frame there is, as joint training does. Its number then differs between
@@ -114,8 +115,14 @@ class Run:
 
     @property
     def frames(self) -> int | None:
-        """Old frames as a setting of the method; None where it takes all there are."""
-        return None if self.anchors.all_frames else self.anchors.frames
+        """Old frames as a setting of the method, in a sequence of each task; None where it takes all there are."""
+        if self.anchors.all_frames:
+            return None
+        if self.stages is None:
+            return self.anchors.frames
+        before_the_last = len(self.base) - 1  # tasks whose frames are there when the last one is learnt
+        # Up, for the datasets may have had fewer frames than were asked for.
+        return math.ceil(self.anchors.frames / before_the_last)
 
 
 @dataclass(frozen=True)
@@ -162,7 +169,10 @@ class Summary:
 
 @dataclass(frozen=True)
 class SequenceSummary:
-    """One method over sequences of tasks, in LIBERO's scores (`evaluation.continual` has the definitions)."""
+    """One method over sequences of tasks, in LIBERO's scores (`evaluation.continual` has the definitions).
+
+    `frames` are old frames of each task; None where the method takes all there are.
+    """
 
     method: str
     label: str
@@ -249,8 +259,8 @@ def read_results(path: Path) -> Results:
         results = read_versioned(path, Results, SCHEMA)
     except StrictJSONError as error:
         raise CraftError(
-            f"{path} is no results file of this release: {error}. Write it again with `craft bench`, which keeps "
-            f"finished cells."
+            f"{path} is no results file of this release: {error}. Write it again with `craft bench`, which runs cells "
+            "of another release again."
         ) from error
     try:
         check_runs(results.runs)

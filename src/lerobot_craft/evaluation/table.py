@@ -33,7 +33,7 @@ def summary_table(rows: Sequence[Summary]) -> str:
                 forgotten,
             )
             lines.append(f"| {' | '.join(cells)} |")
-        blocks.append("\n".join(lines))
+        blocks.append("\n".join([*lines, *_below(group)]))
     return "\n\n".join(blocks)
 
 
@@ -45,15 +45,41 @@ def sequence_table(rows: Sequence[SequenceSummary]) -> str:
         lines = [
             f"**{first.policy}**, sequences, {_ROLES[first.role]}: {sample_size(group)}",
             "",
-            "| method | old frames | NBT, all tasks | NBT, new tasks | AUC, all tasks | FWT | base tasks at the end |",
+            "| method | old frames per task | NBT, all tasks | NBT, new tasks | AUC, all tasks | FWT "
+            "| base tasks at the end |",
             "|---|---|---|---|---|---|---|",
         ]
         for row in group:
             scores = (row.nbt_all, row.nbt_new, row.auc_all, row.fwt_new, row.final_base)
             cells = (cell(name_of(row.label, row.knob)), frames(row.frames), *map(format_estimate, scores))
             lines.append(f"| {' | '.join(cells)} |")
-        blocks.append("\n".join(lines))
+        blocks.append("\n".join([*lines, *_below(group)]))
     return "\n\n".join(blocks)
+
+
+def where_chosen(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> str | None:
+    """Where the settings in brackets come from, in words; None where there are none."""
+    values: dict[str, set[str]] = {}
+    for row in rows:
+        if row.knob is not None:
+            values.setdefault(row.label, set()).add(row.knob.value)
+    labels: dict[str, dict[str, None]] = {}  # by origin, each once and in order
+    for row in rows:
+        if row.knob is not None:
+            labels.setdefault(_origin(row.knob, len(values[row.label])), {})[cell(row.label)] = None
+    said = "; ".join(f"{origin} ({', '.join(own)})" for origin, own in labels.items())
+    return f"Settings in brackets: {said}." if said else None
+
+
+def _origin(knob: Knob, values: int) -> str:
+    if knob.swept_on:
+        return f"chosen on {', '.join(knob.swept_on)}"
+    return "several tried here" if values > 1 else "default or given"
+
+
+def _below(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> list[str]:
+    said = where_chosen(rows)
+    return [] if said is None else ["", said]
 
 
 def grouped[Row: (Summary, SequenceSummary)](rows: Iterable[Row]) -> list[list[Row]]:

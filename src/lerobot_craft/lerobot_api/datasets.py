@@ -6,10 +6,11 @@ Nothing of lerobot is imported at the top, because that takes ten seconds and mo
 
 import hashlib
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as lerobot's DataLoader collates them
 
 _BATCHES_AHEAD = 2
+_REVISION = re.compile(r"\w[\w./-]*")
 
 
 @dataclass(frozen=True)
@@ -99,16 +101,38 @@ def open_metadata(
 
 @contextmanager
 def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
+    """Errors as sentences; and what has a directory is read from there alone."""
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
     try:
-        yield
+        with nullcontext() if root is None else _no_hub():
+            yield
     except CraftError:
         raise
     except Exception as error:  # parquet, JSON, video and network layers each raise their own
+        if root is not None and isinstance(error, OfflineModeIsEnabled):
+            raise CraftError(
+                f"The dataset in {root} is incomplete: files of its meta/ are missing. Copy it again, or give another "
+                "directory as --dataset.root."
+            ) from error
         reason = next(iter(str(error).strip().splitlines()), "")
         raise CraftError(
             f"The dataset {repo_id} cannot be read from {root or 'the Hub or its local copy'}"
             f" ({type(error).__name__}: {reason}). If it is on this machine, give its directory as --dataset.root."
         ) from error
+
+
+@contextmanager
+def _no_hub() -> Iterator[None]:
+    """Keep lerobot from completing a directory that lacks files from the Hub, as it does of its own accord."""
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _check_episodes(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> None:
@@ -161,7 +185,21 @@ def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
     It covers info.json, the instructions, the length and instructions of each episode, and the statistics, which
     change with any value of the data. Statistics are read from the file: lerobot overwrites those in memory.
     """
-    meta = dataset.meta
+    return _fingerprint(dataset.meta)
+
+
+def fingerprint_in(repo_id: str, root: str | Path) -> str:
+    """The `dataset_fingerprint` of the dataset in a directory, by its metadata: no frame of it is opened.
+
+    Raises:
+        CraftError: There is none, or it cannot be read.
+    """
+    meta = open_metadata(repo_id, root)
+    with _plain_errors(repo_id, root):
+        return _fingerprint(meta)
+
+
+def _fingerprint(meta: "LeRobotDatasetMetadata") -> str:
     folder = Path(meta.root) / "meta"
     stats = folder / "stats.json"
     content = {
@@ -172,6 +210,34 @@ def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
         "stats": json.loads(stats.read_text(encoding="utf-8")) if stats.is_file() else None,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def local_copies(repo_id: str, revision: str | None = None) -> list[Path]:
+    """Directories of this machine where a dataset of the Hub may be already; nobody is asked for it.
+
+    Where lerobot keeps datasets by their names, then its download cache and that of `hf download`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+    from lerobot.datasets.dataset_metadata import CODEBASE_VERSION
+    from lerobot.utils.constants import HF_LEROBOT_HUB_CACHE
+
+    # A revision becomes part of a path there: one that leads elsewhere is none.
+    asked = [revision] if revision and _REVISION.fullmatch(revision) and ".." not in revision else []
+    places = [lerobot_home() / repo_id]
+    for cache in (HF_LEROBOT_HUB_CACHE, None):
+        for version in dict.fromkeys([*asked, CODEBASE_VERSION, "main"]):
+            with suppress(OSError, HFValidationError):  # it is not there, or that is no name
+                found = snapshot_download(
+                    repo_id,
+                    repo_type="dataset",
+                    revision=version,
+                    cache_dir=cache,
+                    allow_patterns="meta/*",  # must be whole; whether the data are is looked at when they are opened
+                    local_files_only=True,
+                )
+                places.append(Path(found))
+    return [place for place in dict.fromkeys(places) if (place / "meta" / "info.json").is_file()]
 
 
 def read_batches(

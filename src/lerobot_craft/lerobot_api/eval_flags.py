@@ -25,6 +25,8 @@ class EvalFlags:
     # --env.type and its settings; several tasks or suites in --env.task, with commas.
     env: envs.EnvConfig
     eval: Episodes = field(default_factory=Episodes)
+    # Observations that the environment names otherwise than the policies, as {"environment's name": "policy's name"}.
+    rename_map: dict[str, str] = field(default_factory=dict)
     # Of the first start state: episode i of every task and checkpoint starts from seed + i.
     seed: int = 1000
     # Gets evaluation.json and report.html.

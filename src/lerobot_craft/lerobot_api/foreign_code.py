@@ -1,11 +1,16 @@
 """A checkpoint is data: what in it would make lerobot run code is refused before lerobot sees it.
 
-lerobot 0.6.1 runs what a checkpoint names in two places. A step of `policy_*processor.json` may name any class of any
-module, which is imported and called with the arguments that stand beside it. And pi0_fast loads its two tokenizers with
-`trust_remote_code=True`, whatever the settings say: a Python file in the tokenizer's directory, or in a repository that
-its `auto_map` names, is run. Weights and states are safetensors and JSON; nothing else of a checkpoint is executed.
+lerobot 0.6.1 runs what a checkpoint names in three places. Some types of policies load a model or a tokenizer that
+`config.json` names with `trust_remote_code=True`, whatever the settings say: a Python file in its directory, or in a
+repository that its `auto_map` names, is run. A step of `policy_*processor.json` may name any class of any module, which
+is imported and called with the arguments that stand beside it; and some of lerobot's own steps load models in the same
+trusting way. Weights and states are safetensors and JSON; nothing else of a checkpoint is executed.
+
+So policies and steps of lerobot are loaded only where their code was read, release by release
+(tests/lerobot_api/test_foreign_code.py reads along); those of other packages, because the user imported them.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
@@ -22,8 +27,16 @@ TRUST = "CRAFT_TRUST_REMOTE_CODE"
 LEROBOTS_TOKENIZERS = frozenset({"google/paligemma-3b-pt-224", "lerobot/fast-action-tokenizer"})
 """What stock pi0_fast names; lerobot downloads and trusts them, and it is lerobot that is trusted here."""
 
+READ_POLICIES = frozenset(
+    {"act", "diffusion", "eo1", "evo1", "fastwam", "lingbot_va", "molmoact2", "multi_task_dit"}
+    | {"pi0", "pi05", "pi0_fast", "smolvla", "tdmpc", "vla_jepa", "vqbet", "xvla"}
+)
+"""Packages of `lerobot.policies` that run no code of a checkpoint, pi0_fast's tokenizers apart: those are checked."""
+TRUSTING_STEPS = frozenset({"lerobot.processor.hil_processor.RewardClassifierProcessorStep"})
+"""Steps of `lerobot.processor` that do: a reward classifier loads its encoder with trust_remote_code=True."""
+
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
-_OWN_PACKAGES = ("lerobot", "lerobot_craft")
+_OWN_PACKAGE = "lerobot_craft"
 # Settings of pi0_fast and of its step whose value lerobot hands to transformers with trust_remote_code=True.
 _TRUSTED_BY_LEROBOT = ("action_tokenizer_name", "text_tokenizer_name", "paligemma_tokenizer_name")
 _vouched: set[str] = set()
@@ -45,49 +58,116 @@ def refuse_foreign_code(config: Any) -> None:
     """
     if os.environ.get(TRUST) == "1":
         return
-    steps = list(_saved_steps(Path(config.pretrained_path))) if config.pretrained_path is not None else []
+    _check_type(config)
+    steps = list(_saved_steps(config))
     for step in steps:
-        _check_class(step, config.pretrained_path)
+        _check_step(step, config)
     settings = [vars(config), *(step["config"] for step in steps if isinstance(step.get("config"), Mapping))]
     names = {known.get(key) for known in settings for key in _TRUSTED_BY_LEROBOT}
     for name in sorted(name for name in names if isinstance(name, str)):
         _check_tokenizer(name)
 
 
-def _saved_steps(checkpoint: Path) -> Iterator[dict[str, Any]]:
+def _check_type(config: Any) -> None:
+    """A type of lerobot's own must be one that was read; any other was registered by a package that is imported."""
+    home = type(config).__module__
+    if _is_lerobots(home) and not _is_read(home):
+        raise CraftError(
+            f"lerobot may load what a policy of the type {config.type!r} names with trust_remote_code=True, so that "
+            f"its checkpoint could run code of its own: look at what its config.json names; {_if_you_trust()}"
+        )
+
+
+def _is_lerobots(module: str) -> bool:
+    return module.partition(".")[0] == "lerobot"
+
+
+def _is_read(module: str) -> bool:
+    """Whether a module of lerobot belongs to its processors or to a policy that was read."""
+    _, room, *rest = [*module.split("."), ""]
+    return room == "processor" or (room == "policies" and rest[0] in READ_POLICIES)
+
+
+def _saved_steps(config: Any) -> Iterator[dict[str, Any]]:
     """Of both processors; a file that is missing or no JSON is for the loader to complain about."""
-    for name in _PROCESSORS:
+    if config.pretrained_path is None:
+        return
+    for file in [_checkpoint_file(config, name) for name in _PROCESSORS]:
         try:
-            content = json.loads((checkpoint / name).read_bytes())
+            content = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError):
             continue
         steps = content.get("steps") if isinstance(content, dict) else None
         yield from (step for step in steps or () if isinstance(step, dict))
 
 
-def _check_class(step: Mapping[str, Any], checkpoint: object) -> None:
-    """A step without a registered name must be a class of processor steps, in a module that is trusted already."""
-    named = step.get("class")
-    if "registry_name" in step or named is None or _is_step(str(named)):
+def _checkpoint_file(config: Any, name: str) -> Path:
+    """A file of the checkpoint; of one on the Hub the file that lerobot will get, which may not be there."""
+    directory = Path(config.pretrained_path)
+    if directory.is_dir():
+        return directory / name
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError, RemoteEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(str(directory), name, revision=getattr(config, "pretrained_revision", None)))
+    except RemoteEntryNotFoundError:
+        return directory / name
+    except (OSError, HFValidationError) as error:
+        raise CraftError(
+            f"{name} of {directory} cannot be looked at before it is loaded ({str(error).strip().splitlines()[0]}): "
+            f"download the policy with `hf download {directory}` and name its directory with --policy.path"
+        ) from error
+
+
+def _check_step(step: Mapping[str, Any], config: Any) -> None:
+    """A step must be a class of processor steps that was read, or of a package that is imported already."""
+    if "registry_name" in step:
+        named, found = step["registry_name"], _registered(step["registry_name"], config)
+    elif "class" in step:
+        named, found = step["class"], _imported(str(step["class"]))
+    else:  # for the loader to complain about
         return
-    raise CraftError(
-        f"the processors of {checkpoint} name {str(named)!r:.120}, which is no processor step of lerobot or of an "
-        "imported package: loading it could run anything. If it is a plugin's, name its package with "
-        f"--policy.discover_packages_path; {_if_you_trust()}"
-    )
+    if found is None or not _may_run(found):
+        raise CraftError(
+            f"the processors of {config.pretrained_path} name {str(named)!r:.120}, which is no processor step that is "
+            "known to run no code of a checkpoint, and of no imported package: loading it could run anything. If it is "
+            f"a plugin's, name its package with --policy.discover_packages_path; {_if_you_trust()}"
+        )
 
 
-def _is_step(named: str) -> bool:
+def _may_run(step: type) -> bool:
+    if not _is_lerobots(step.__module__):
+        return True
+    return _is_read(step.__module__) and f"{step.__module__}.{step.__qualname__}" not in TRUSTING_STEPS
+
+
+def _registered(name: object, config: Any) -> type | None:
+    from lerobot.processor import ProcessorStepRegistry
+
+    if not isinstance(name, str):
+        return None
+    if name not in ProcessorStepRegistry.list():
+        # A plugin may register its steps only where lerobot imports its policy, which is between this check and them.
+        for part in ("modeling_", "processor_"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(type(config).__module__.replace("configuration_", part))
+    return ProcessorStepRegistry.get(name) if name in ProcessorStepRegistry.list() else None
+
+
+def _imported(named: str) -> type | None:
+    """The class of that name, if it is one of steps; a module is imported only if it is one that may be."""
     from lerobot.processor import ProcessorStep
 
     module, _, name = named.rpartition(".")
-    if module.partition(".")[0] not in _OWN_PACKAGES and module not in sys.modules:
-        return False
+    may_be = _is_read(module) if _is_lerobots(module) else module.partition(".")[0] == _OWN_PACKAGE
+    if not may_be and module not in sys.modules:
+        return None
     try:
         found = getattr(importlib.import_module(module), name, None)
     except ImportError:
-        return False
-    return isinstance(found, type) and issubclass(found, ProcessorStep)
+        return None
+    return found if isinstance(found, type) and issubclass(found, ProcessorStep) else None
 
 
 def _check_tokenizer(name: str) -> None:

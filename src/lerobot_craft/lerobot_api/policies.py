@@ -127,7 +127,8 @@ def load_policy(config: PolicyConfig) -> nn.Module:
 
     It loads as lerobot's `make_policy` does, but without a dataset or an environment, which would overwrite the
     config's output features. **Not to be trusted yet**: the pi0 family's loader returns random weights without an
-    error; `lerobot_craft.teacher.weights.check_weights` tells.
+    error; `lerobot_craft.teacher.weights.check_weights` tells. A backbone's ImageNet weights, which the checkpoint's
+    would overwrite, are not asked for.
 
     Raises:
         CraftError: The policy's packages are missing, or the file does not fit the policy.
@@ -136,7 +137,7 @@ def load_policy(config: PolicyConfig) -> nn.Module:
     from safetensors import SafetensorError
 
     try:
-        with quiet_loading():
+        with quiet_loading(), _no_backbone_download(config):
             policy: nn.Module = get_policy_class(config.type).from_pretrained(
                 pretrained_name_or_path=config.pretrained_path, config=config, revision=config.pretrained_revision
             )
@@ -154,6 +155,20 @@ def load_policy(config: PolicyConfig) -> nn.Module:
             "its config.json with it."
         ) from error
     return policy.to(config.device).eval()
+
+
+@contextlib.contextmanager
+def _no_backbone_download(config: Any) -> Iterator[None]:
+    """ACT, diffusion and VQ-BeT would fetch a ResNet's weights from download.pytorch.org to construct the policy."""
+    named = getattr(config, "pretrained_backbone_weights", None)
+    if named is None:
+        yield
+        return
+    config.pretrained_backbone_weights = None
+    try:
+        yield
+    finally:
+        config.pretrained_backbone_weights = named
 
 
 @contextlib.contextmanager

@@ -1,5 +1,6 @@
 """Rollouts by lerobot's own evaluation, in this process: a loaded policy, an environment, success of each episode."""
 
+import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy_config, quiet_loading
 from lerobot_craft.lerobot_api.processors import Processor, load_processors
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
@@ -24,20 +26,68 @@ class Player:
     config: PolicyConfig
 
 
-def load_player(checkpoint: Path | str, env: Any, overrides: Sequence[str] = ("--device=cpu",)) -> Player:
+def load_player(
+    checkpoint: Path | str,
+    env: Any,
+    overrides: Sequence[str] = ("--device=cpu",),
+    rename_map: Mapping[str, str] | None = None,
+) -> Player:
     """The policy of a checkpoint directory, as `lerobot-eval` loads it; PEFT adapters included.
 
     Args:
         checkpoint: What `--policy.path` takes.
         env: Configuration of an environment that it will act in: lerobot takes the action's shape from there.
         overrides: Settings as on lerobot's command line without `policy.`.
+        rename_map: Observations that the environment names otherwise than the policy: its name -> the policy's.
+
+    Raises:
+        CraftError: Not a checkpoint, or one whose cameras are none of the environment's.
     """
     from lerobot.policies import make_policy
 
+    names = dict(rename_map or {})
     config = load_policy_config(checkpoint, overrides)
+    _check_cameras(config, env, names)
     with quiet_loading():
-        policy = make_policy(cfg=config, env_cfg=env)
-    return Player(policy.eval(), *load_processors(config), config)
+        policy = make_policy(cfg=config, env_cfg=env, rename_map=names)
+    return Player(policy.eval(), *load_processors(config, names), config)
+
+
+def _check_cameras(config: PolicyConfig, env: Any, rename_map: Mapping[str, str]) -> None:
+    """Refuse before weights are read what `make_policy` refuses after: cameras of other names.
+
+    Where a map is given, lerobot looks at nothing; a policy without a single camera then fails in its first step.
+    """
+    from lerobot.envs import env_to_policy_features
+    from lerobot.policies.utils import validate_visual_features_consistency
+
+    if not config.input_features:  # make_policy takes the environment's
+        return
+    features = {rename_map.get(name, name): feature for name, feature in env_to_policy_features(env).items()}
+    shown, read = _cameras(features), _cameras(config.input_features)
+    if rename_map:
+        fits = not shown or not read or bool(shown & read)
+    else:
+        try:
+            validate_visual_features_consistency(config, features)
+            fits = True
+        except ValueError:
+            fits = False
+    if not fits:
+        example = f'{{"{min(shown - read)}": "{min(read - shown)}"}}'
+        raise CraftError(
+            f"the environment {env.type} has {_listed(shown - read)}, the policy in {config.pretrained_path} reads "
+            f"{_listed(read - shown)}: translate the environment's names into the policy's with --rename_map, such as "
+            f"--rename_map='{example}'"
+        )
+
+
+def _cameras(features: Mapping[str, Any]) -> set[str]:
+    return {name for name, feature in features.items() if feature.type.value == "VISUAL"}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def env_config(env_type: str, settings: Mapping[str, Any]) -> Any:
@@ -83,7 +133,10 @@ def ready(player: Player, env: Any, side_by_side: int) -> Iterator[dict[str, Sta
     from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
 
     before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
-    envs = make_env(env, n_envs=side_by_side, use_async_envs=False)
+    try:
+        envs = make_env(env, n_envs=side_by_side, use_async_envs=False)
+    except ImportError as error:
+        raise CraftError(_without_simulator(env.type, error)) from error
     common = {
         "policy": player.policy,
         "env_preprocessor": before,
@@ -99,6 +152,17 @@ def ready(player: Player, env: Any, side_by_side: int) -> Iterator[dict[str, Sta
         }
     finally:
         close_envs(envs)
+
+
+def _without_simulator(env_type: str, error: ImportError) -> str:
+    lerobot = importlib.metadata.distribution("lerobot")
+    extras = lerobot.metadata.get_all("Provides-Extra") or []
+    if env_type in extras:
+        remedy = f"type pip install 'lerobot[{env_type}]=={lerobot.version}'"
+    else:
+        remedy = "install its simulator, for which lerobot has no extra"
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"the environment {env_type} cannot be made here ({reason}): {remedy}"
 
 
 @contextmanager

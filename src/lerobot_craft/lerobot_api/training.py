@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +24,37 @@ from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preload
 
 logger = logging.getLogger(__name__)
 
+# How long ranks wait for one that is at something else: a build of anchors, rollouts, a large save, an upload. torch's
+# own limit is 10 minutes with NCCL, 30 with gloo.
+RANKS_WAIT = timedelta(hours=2)
+_WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
+
+
+def several_processes() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return int(os.environ.get(_WORLD_SIZE, "1")) > 1
+
 
 def make_accelerator(cfg: Any) -> Any:
-    """The `Accelerator` with the device and precision that the policy's config asks for."""
+    """The `Accelerator` with the device and precision that the policy's config asks for.
+
+    Of several processes, each waits for the others as long as `RANKS_WAIT`. All else is as lerobot-train has it.
+    """
     from accelerate import Accelerator
-    from accelerate.utils import DistributedDataParallelKwargs
+    from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
     from lerobot.utils.utils import init_logging
 
     by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
     precision = by_dtype.get(getattr(cfg.policy, "dtype", None) or "")
     if not hasattr(cfg.policy, "dtype") and getattr(cfg.policy, "use_amp", False):
         precision = autocast_name(cfg.policy)
+    handlers = [DistributedDataParallelKwargs(find_unused_parameters=True)]
+    if several_processes():
+        handlers.append(InitProcessGroupKwargs(timeout=RANKS_WAIT))
     accelerator = Accelerator(
         step_scheduler_with_optimizer=False,  # or accelerate steps the schedule once per process
         mixed_precision=precision,
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        kwargs_handlers=handlers,
         cpu=cfg.policy.device == "cpu",
     )
     init_logging(accelerator=accelerator)

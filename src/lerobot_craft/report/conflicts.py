@@ -33,10 +33,15 @@ def modules_of(run: TrainingRun) -> tuple[str, ...]:
 
 
 def cosines(run: TrainingRun, module: str) -> list[float]:
-    """Of the two gradients, at each anchor step that has one."""
+    """Of the two gradients, at each anchor step that has both.
+
+    At the first one the student is the teacher, and retention has no gradient to speak of: modules have no cosine
+    there, and the whole has exactly 0, which would count as a step without a conflict.
+    """
+    whole = {row["step"]: row["cos"] for row in run.steps if row.get("cos")}
     if module == _WHOLE:
-        return [cos for _, cos in run.series("cos")]
-    return [row[_COS + module] for row in run.modules if _COS + module in row]
+        return list(whole.values())
+    return [row[_COS + module] for row in run.modules if _COS + module in row and row["step"] in whole]
 
 
 def threshold_of(run: TrainingRun) -> float:
@@ -47,15 +52,23 @@ def threshold_of(run: TrainingRun) -> float:
 def _grid(modules: Sequence[str], runs: Sequence[TrainingRun]) -> Markup:
     thresholds = ", ".join(dict.fromkeys(f"{threshold_of(run):g}" for run in runs))
     caption = (
-        f"Share of anchor steps in which the gradients of new task and retention have a cosine below {thresholds}; "
-        "below it the mean cosine"
+        f"How often new task and retention pull against each other: share of anchor steps whose two gradients have a "
+        f"cosine below {thresholds}. The small number is the mean cosine over the same steps."
     )
-    head = [element("th", "module", scope="col"), *(element("th", run.name, scope="col") for run in runs)]
+    head = [element("th", "module", scope="col"), *map(_head, runs)]
     rows = [
         element("tr", element("th", module, scope="row"), [_cell(run, module) for run in runs])
         for module in (_WHOLE, *modules)
     ]
     return grid(caption, head, rows)
+
+
+def _head(run: TrainingRun) -> Markup:
+    return element("th", run.name, element("small", _steps(len(cosines(run, _WHOLE)))), scope="col")
+
+
+def _steps(n: int) -> str:
+    return f"n = {n:,} anchor step{'' if n == 1 else 's'}"
 
 
 def _cell(run: TrainingRun, module: str) -> Markup:
@@ -64,4 +77,6 @@ def _cell(run: TrainingRun, module: str) -> Markup:
         return element("td", "-")
     share = sum(cos < threshold_of(run) for cos in found) / len(found)
     mean = element("small", f"{sum(found) / len(found):+.2f}")
-    return element("td", f"{share:.0%}", mean, style=f"background:{colour(1 - share)}")
+    # Some modules are not reached at every step; the column's n is then not theirs.
+    fewer = element("small", _steps(len(found))) if len(found) < len(cosines(run, _WHOLE)) else None
+    return element("td", f"{share:.0%}", mean, fewer, style=f"background:{colour(1 - share)}")

@@ -25,7 +25,7 @@ FAMILIES = (BEFORE, PLAIN, REPLAY, CRAFT, OTHER)
 
 _MEMBERS = {BASE: BEFORE, "naive": PLAIN, "er": REPLAY, "joint": REPLAY}
 # What CRaFT's own loss can be made of; ablations are named after what they are an ablation of.
-_CRAFT_PREFIXES = ("craft", "cross", "action", "hidden", "token_ce", "both")
+_CRAFT_PREFIXES = ("craft", "cross", "action", "hidden", "token_ce", "both", "floor", "ascent")
 
 
 def family_of(method: str) -> Family:

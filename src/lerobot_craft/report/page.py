@@ -22,6 +22,7 @@ from lerobot_craft.report.traces import traces
 from lerobot_craft.report.training_costs import training_commands, training_costs
 
 _TITLE = "What fine-tuning kept and what it lost"
+_NO_ROLLOUTS = "No rollouts here: a small drift is no proof."
 _REFERENCE = "er"  # replay is what most people would try first
 
 
@@ -51,7 +52,8 @@ def render(inputs: Inputs, results: Results) -> str:
         ("Checkpoints", _all(map(checkpoint_table, evaluations))),
         ("Commands", _all([commands(originals) if runs else None, *_lines(evaluations), training_commands(trainings)])),
     )
-    return page(_TITLE, [headline(results.summary), stamp(_dated(inputs))], sections)
+    unplayed = None if runs or evaluations else element("p", _NO_ROLLOUTS, class_="headline")
+    return page(_TITLE, [headline(results.summary), unplayed, stamp(_dated(inputs))], sections)
 
 
 def _all(parts: Iterable[Markup | None]) -> Markup | None:

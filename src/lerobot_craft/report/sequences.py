@@ -29,7 +29,7 @@ def sequences(runs: Sequence[Run], rows: Sequence[SequenceSummary]) -> Markup | 
 def _scores(rows: Sequence[SequenceSummary]) -> Markup:
     columns = (
         "method",
-        "old frames",
+        "old frames per task",
         "NBT, all tasks",
         "NBT, new tasks",
         "AUC, all tasks",

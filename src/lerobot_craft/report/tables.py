@@ -17,17 +17,24 @@ _BAR, _BAR_HEIGHT = 120.0, 14.0
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Child]], caption: str) -> Markup:
-    """A table whose first column names its row; on a narrow screen each row becomes a card."""
-    head = element("tr", [element("th", column, scope="col") for column in columns])
-    body = [
-        element(
-            "tr",
-            element("th", row[0], scope="row"),
-            [element("td", cell, data_label=column) for column, cell in zip(columns[1:], row[1:], strict=True)],
-        )
-        for row in rows
+    """A table whose first column names its row; on a narrow screen each row becomes a card.
+
+    Cards are no longer laid out as a table, and browsers then forget that they are one: the roles say it again.
+    """
+    head = element("tr", [element("th", column, scope="col", role="columnheader") for column in columns], role="row")
+    parts = (
+        element("caption", caption),
+        element("thead", head, role="rowgroup"),
+        element("tbody", [_card(columns, row) for row in rows], role="rowgroup"),
+    )
+    return element("table", *parts, class_="cards", role="table")
+
+
+def _card(columns: Sequence[str], row: Sequence[Child]) -> Markup:
+    cells = [
+        element("td", cell, data_label=column, role="cell") for column, cell in zip(columns[1:], row[1:], strict=True)
     ]
-    return element("table", element("caption", caption), element("thead", head), element("tbody", body), class_="cards")
+    return element("tr", element("th", row[0], scope="row", role="rowheader"), cells, role="row")
 
 
 def main_tables(rows: Sequence[Summary]) -> Markup:

@@ -117,7 +117,7 @@ class CraftConfig:
     layers_to_save: str | None = None
     # Unset: mean_image_tokens; for layers_to_save vision_mean+text_last.
     pooling: str | None = None
-    # Keep every token instead of pooling: the form that held skills in our measurements.
+    # Keep every token instead of pooling.
     per_token: bool = False
     # Divide each layer's drift by the layer's own spread. Unset: where there are several layers.
     relative: bool | None = None
@@ -153,6 +153,7 @@ class CraftConfig:
     epsilon_unit: str = "teacher"
 
     # Take from the task gradient what points against the retention gradient, where their cosine is below the threshold.
+    # Stricter than the budget: drift may then stop growing long before it (decision 0003).
     use_grad_projection: bool = True
     conflict_threshold: float = -0.1
     # weighted: g_t + lambda g_r | equal: (g_t + g_r) / 2 | task_priority: g_t + min(lambda, 1) g_r.

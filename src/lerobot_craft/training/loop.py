@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from lerobot_craft.core import NonFiniteGradientError
+from lerobot_craft.core.ranks import gather_over_ranks
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import restore_stream, start_stream
@@ -28,12 +30,22 @@ _NAMES_SHOWN = 8
 
 
 class MethodAccelerator:
-    """What lerobot's update asks of accelerate; differentiating and clipping are the method's."""
+    """What lerobot's update asks of accelerate; differentiating and clipping are the method's.
+
+    Attributes:
+        task_loss: This rank's own, once there is one: after the backward the gradient is that of all ranks.
+    """
 
     def __init__(self, accelerator: Any, method: Method) -> None:
         self._accelerator = accelerator
-        self.backward = method.backward
+        self._method = method
+        self.task_loss: Tensor | None = None
         self.clip_grad_norm_ = method.clip
+
+    def backward(self, loss: Tensor) -> None:
+        """Leave the gradient of the step in `.grad`."""
+        self.task_loss = loss.detach()
+        self._method.backward(loss)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)
@@ -96,6 +108,7 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
     batch = session.to_batch(method.extend(raw, session.step) if enabled else raw)
     tracker.dataloading_s = time.perf_counter() - began
     grad_clip_norm = session.cfg.optimizer.grad_clip_norm
+    accelerator = MethodAccelerator(session.accelerator, method)
     try:
         train_steps.update(
             tracker,
@@ -104,19 +117,19 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
             session.optimizer,
             # Nothing is clipped at 0; lerobot then does not ask the accelerator, and nobody would see a NaN.
             grad_clip_norm=float("inf") if enabled and grad_clip_norm <= 0 else grad_clip_norm,
-            accelerator=MethodAccelerator(session.accelerator, method) if enabled else session.accelerator,
+            accelerator=accelerator if enabled else session.accelerator,
             lr_scheduler=session.scheduler,
             sample_weighter=session.weighter,
         )
     except NonFiniteGradientError as error:
-        raise CraftError(_not_finite(session, raw, error)) from error
+        raise CraftError(_not_finite(session, raw, accelerator.task_loss, error)) from error
     if enabled:
         method.advance()
 
 
-def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> str:
+def _not_finite(session: Session, raw: Any, task_loss: Tensor | None, error: NonFiniteGradientError) -> str:
     if error.which == "task":
-        batch = f"the batch of {session.cfg.dataset.repo_id}{_frames(raw)}"
+        batch = _batch_to_blame(session.cfg.dataset.repo_id, raw, task_loss, session.accelerator.process_index)
         if session.method.name == "er":
             batch += ", or the old frames beside it"
     else:
@@ -134,14 +147,39 @@ def _not_finite(session: Session, raw: Any, error: NonFiniteGradientError) -> st
     )
 
 
-def _frames(raw: Any) -> str:
-    """`: episode 1 frame 0, ...` of a batch; nothing where it does not say."""
-    if not all(isinstance(raw.get(name), Tensor) for name in _BATCH_NAMES):
-        return ""
-    rows = zip(*(raw[name].tolist() for name in _BATCH_NAMES), strict=True)
-    names = [f"episode {episode} frame {frame}" for episode, frame in rows]
-    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
-    return f": {', '.join(names[:_NAMES_SHOWN])}{more}"
+def _batch_to_blame(repo_id: str, raw: Any, task_loss: Tensor | None, rank: int) -> str:
+    """Whose batch it was, and its frames. A collective: the gradient is that of all ranks, so all come here."""
+    finite = task_loss is None or bool(task_loss.isfinite().all())
+    reports = gather_over_ranks(torch.cat([torch.tensor([finite]), _first_frames(raw)])).tolist()  # [ranks, 2 + 2 n]
+    if len(reports) == 1:
+        return f"the batch of {repo_id}{_frames(reports[0][1:])}"
+    blamed = [number for number, report in enumerate(reports) if not report[0]]
+    if not blamed:
+        mine = f"this is rank {rank}{_frames(reports[rank][1:])}"
+        return f"one of the batches of {repo_id} on {len(reports)} ranks, whose losses are all finite ({mine})"
+    first, *others = blamed
+    more = f", and those of {len(others)} more of the {len(reports)} ranks" if others else ""
+    return f"the batch of {repo_id} on rank {first}{_frames(reports[first][1:])}{more}"
+
+
+def _first_frames(raw: Any) -> Tensor:
+    """How many frames a batch has (0: it does not say), then episode and frame of the first: int64 [1 + 2 n]."""
+    named = torch.zeros(1 + 2 * _NAMES_SHOWN, dtype=torch.int64)
+    if all(isinstance(raw.get(name), Tensor) for name in _BATCH_NAMES):
+        rows = torch.stack([raw[name].flatten().cpu().long() for name in _BATCH_NAMES], dim=1)  # [B, 2]
+        shown = rows[:_NAMES_SHOWN].flatten()
+        named[0] = len(rows)
+        named[1 : 1 + len(shown)] = shown
+    return named
+
+
+def _frames(report: list[int]) -> str:
+    """`: episode 1 frame 0, ...` of what `_first_frames` says of a batch; nothing where it does not say."""
+    count, *numbers = report
+    shown = min(count, _NAMES_SHOWN)
+    names = [f"episode {numbers[2 * n]} frame {numbers[2 * n + 1]}" for n in range(shown)]
+    more = f" and {count - shown} more" if count > shown else ""
+    return f": {', '.join(names)}{more}" if names else ""
 
 
 def _evaluate_held_out(session: Session, recorder: Recorder) -> None:

@@ -9,9 +9,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lerobot_craft.core.master_weights import MasterWeights
-from lerobot_craft.core.sharding import whole
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.sharding import gathered
 
 logger = logging.getLogger(__name__)
 
@@ -47,8 +47,9 @@ def gather_masters(masters: MasterWeights | None, *, keep: bool) -> dict[str, Te
     """The copies as whole tensors, on the rank that keeps them; a collective where they are sharded."""
     if masters is None:
         return {}
-    copies = {name: whole(copy.detach()) for name, copy in masters.copies.items()}
-    return {name: copy.contiguous() for name, copy in copies.items()} if keep else {}
+    # One by one: whole, all of them are what did not fit on a device.
+    copies = ((name, gathered(copy, keep)) for name, copy in masters.copies.items())
+    return {name: copy for name, copy in copies if copy is not None}
 
 
 def save_masters(directory: Path, copies: dict[str, Tensor]) -> None:
@@ -65,7 +66,9 @@ def _read(directory: Path, masters: MasterWeights) -> dict[str, Tensor]:
             f"flag as it was, or start a new run with --policy.path={directory / 'pretrained_model'}"
         )
     saved = load_file(path)
-    if odd := set(saved) ^ set(masters.copies):
+    odd = set(saved) ^ set(masters.copies)
+    odd |= {name for name, copy in masters.copies.items() if name in saved and saved[name].shape != copy.shape}
+    if odd:
         raise CraftError(
             f"{path} does not fit what is trained now ({min(odd)}): resume with the flags of the saved run"
         )

@@ -1,9 +1,16 @@
-"""The other processes of a run: when one is gone, the rest stop at once and say which it was, and why if it said so."""
+"""The other processes of a run: when one is gone, the rest stop at once and say which it was, and why if it said so.
+
+A rank whose connection breaks asks who is still there. Of the others some wait in a collective for a rank that lives,
+or are at a long save: they have noticed nothing yet. So a thread of each rank answers in its place, through the store
+that the ranks met in. Every thread hears all answers. A rank that notices only when its living neighbours have left
+therefore knows what they knew.
+"""
 
 import os
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import timedelta
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +20,12 @@ from lerobot_craft.core.ranks import world_size
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
 
-_ANSWER = timedelta(seconds=10)  # ranks meet a broken connection within moments of each other
+_ANSWER = 10.0  # seconds that all ranks together have to answer
+_LOOK = 0.5  # seconds between two looks whether anybody has asked
+_BEAT = 0.05  # seconds between two looks for answers
+_LONGEST = 3 * _ANSWER  # seconds: answers, word that all have heard them, and a busy machine
 _GLOO = "gloo"  # its errors are plain RuntimeErrors that name their source file
+_SHOWN = 200  # characters of an error that nobody died of
 
 
 @contextmanager
@@ -30,60 +41,123 @@ def stops_with_its_peers(output_dir: Path) -> Iterator[None]:
     if world_size() == 1:
         yield
         return
+    call = RollCall(_store(), dist.get_rank(), world_size())
     try:
         yield
     except BaseException as error:
         if not _is_broken_connection(error):
-            _leave_word(error)
+            call.ask(_in_one_line(error))
             raise
-        raise CraftError(_sentence(_gone(), output_dir)) from error
+        raise CraftError(_sentence(call.ask(), error, output_dir)) from error
+    finally:
+        call.end()
+
+
+class RollCall:
+    """Who of the ranks is there: asked by any of them, answered by a thread of each.
+
+    Args:
+        store: That all ranks met in.
+        rank: This one.
+        ranks: How many there are.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: int) -> None:
+        self._store = store.clone()  # a connection of its own: on the other one a call may be waiting
+        self._rank = rank
+        self._unheard = {other for other in range(ranks) if other != rank}
+        self._words: dict[int, str] = {}
+        # Until more is known. The store is in the process of rank 0, unless a launcher has it, and its end ends us all.
+        self._gone: dict[int, str | None] = {0: None}
+        self._my_word: str | None = None
+        self._asks = False
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="roll call", daemon=True)
+        self._thread.start()
+
+    def ask(self, word: str | None = None) -> dict[int, str | None]:
+        """Ranks that do not answer or have stopped, each with its last word; all living ranks learn the same.
+
+        Args:
+            word: The last word of this rank, if it is the one that stops.
+        """
+        self._my_word, self._asks = word, True
+        self.end()
+        return self._gone
+
+    def end(self) -> None:
+        """Nobody needs to be answered any more."""
+        self._over.set()
+        self._thread.join(_LONGEST)  # a machine that was unplugged keeps a look into its store waiting
+
+    def _listen(self) -> None:
+        try:
+            while not self._over.wait(_LOOK):
+                if self._store.check([_key("asked")]):
+                    break
+            else:
+                if not self._asks:
+                    return
+            self._answer()
+            self._gone = self._stopped()
+        except RuntimeError:  # the store is gone
+            if 0 not in self._unheard:  # it has heard enough and left; else it was the one, and nobody can be asked
+                self._gone = self._stopped()
+
+    def _answer(self) -> None:
+        if self._my_word is not None:
+            self._store.set(_key("word", self._rank), self._my_word)
+        self._store.set(_key("here", self._rank), "")
+        self._store.set(_key("asked"), "")
+        living = set(self._unheard)
+        for rank in self._arriving("here", self._unheard):
+            if self._store.check([_key("word", rank)]):
+                self._words[rank] = self._store.get(_key("word", rank)).decode()
+        living -= self._unheard
+        # The process with the store may not leave before the others have read the answers.
+        self._store.set(_key("heard", self._rank), "")
+        for _ in self._arriving("heard", living):
+            pass
+
+    def _arriving(self, what: str, awaited: set[int]) -> Iterator[int]:
+        """Ranks as they say `what`, taken out of those that are awaited; one deadline for all of them together."""
+        deadline = time.monotonic() + _ANSWER
+        while awaited and time.monotonic() < deadline:
+            for rank in sorted(awaited):
+                if self._store.check([_key(what, rank)]):
+                    yield rank
+                    awaited.remove(rank)
+            time.sleep(_BEAT)
+
+    def _stopped(self) -> dict[int, str | None]:
+        gone: dict[int, str | None] = dict.fromkeys(self._unheard) | self._words
+        return dict(sorted(gone.items()))
 
 
 def _is_broken_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and _GLOO in str(error))
 
 
-def _leave_word(error: BaseException) -> None:
-    word = " ".join(str(error).split()) or type(error).__name__
-    with suppress(RuntimeError):  # the store may be gone too; what this rank ended with is what counts
-        _store().set(_key("word", dist.get_rank()), word)
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
 
 
-def _gone() -> dict[int, str | None]:
-    """Ranks that do not answer, each with its last word."""
-    rank = dist.get_rank()
-    try:
-        store = _store()
-        store.set(_key("here", rank), "")
-    except RuntimeError:
-        return {0: None}  # whose process holds the store, unless a launcher does; that would have ended us all
-    gone: dict[int, str | None] = {}
-    for other in (other for other in range(world_size()) if other != rank):
-        try:
-            if store.check([_key("word", other)]):
-                gone[other] = store.get(_key("word", other)).decode()
-            else:
-                store.wait([_key("here", other)], _ANSWER)
-        except RuntimeError:
-            gone[other] = None
-    return gone
-
-
-def _sentence(gone: dict[int, str | None], output_dir: Path) -> str:
+def _sentence(gone: dict[int, str | None], error: BaseException, output_dir: Path) -> str:
     silent = "is gone without a word (killed, or out of memory)"
     who = "; ".join(
         f"rank {rank} of {world_size()} {silent if word is None else f'stopped: {word}'}" for rank, word in gone.items()
     )
+    nobody = f"all {world_size()} ranks live, but a connection between them broke ({_in_one_line(error)[:_SHOWN]})"
     saved = last_checkpoint(output_dir)
     way_on = (
         f"go on from {saved} by launching `{resume_command(saved)}` as before"
         if saved
         else "no checkpoint had been written yet: start again"
     )
-    return f"{who or 'the connection between the ranks broke'}, so rank {dist.get_rank()} stops too; {way_on}"
+    return f"{who or nobody}, so rank {dist.get_rank()} stops too; {way_on}"
 
 
-def _key(what: str, rank: int) -> str:
+def _key(what: str, rank: int | str = "any") -> str:
     return f"craft/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{what}/{rank}"
 
 

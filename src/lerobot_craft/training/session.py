@@ -25,7 +25,7 @@ from lerobot_craft.training.config import CraftConfig, Normalization
 from lerobot_craft.training.master_weights import make_masters
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.methods.registry import make_method
-from lerobot_craft.training.output.checkpoints import load_craft_state
+from lerobot_craft.training.output.craft_state import check_files, load_craft_state
 from lerobot_craft.training.sharding import check_sharding, read_sharded_optimizer, shard_policy
 from lerobot_craft.training.statistics.kept_range import warning_lines
 from lerobot_craft.training.statistics.normalization import as_stats, check_features, make_processors
@@ -102,8 +102,10 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     """Make all parts, in the order in which lerobot-train does; with CRaFT on, check each as soon as it is there."""
     if craft.shard:
         check_sharding(cfg, craft, accelerator)
-    if craft.enabled and not cfg.resume:
-        require_weights(Path(cfg.policy.pretrained_path))  # before anything slow happens
+    if craft.enabled and cfg.resume:  # before anything slow happens
+        check_files(cfg.checkpoint_path)
+    elif craft.enabled:
+        require_weights(Path(cfg.policy.pretrained_path))
     parts.seed_everything(cfg, accelerator)
     dataset, held_out = parts.make_datasets(cfg, accelerator)
     if craft.enabled:
@@ -198,9 +200,11 @@ def _processors(
 
 
 def _origin(cfg: Any, policy: nn.Module, processors: tuple[Processor, Processor]) -> Origin:
+    path = Path(cfg.policy.pretrained_path)
     if cfg.resume:
+        if cfg.peft is None:  # else the checkpoint holds an adapter, which is put on later
+            check_weights(policy, path)
         saved = load_craft_state(cfg.checkpoint_path)["origin"]
         return Origin(saved["path"], saved["fingerprint"])
-    path = Path(cfg.policy.pretrained_path)
     check_weights(policy, path)
     return Origin(str(path.resolve()), fingerprint(policy, *processors))

@@ -69,14 +69,14 @@ def gather_states(policy: nn.Module, optimizer: Any, *, keep: bool) -> tuple[dic
     """
     state = optimizer.state_dict()
     moments = {
-        index: {name: _gathered(value, keep) for name, value in values.items()}
+        index: {name: gathered(value, keep) for name, value in values.items()}
         for index, values in state["state"].items()
     }
     once: dict[int, Any] = {}  # a weight with two names is gathered once, and is still one
     weights: dict[str, Any] = {}
     for name, value in policy.state_dict(keep_vars=True).items():
         if id(value) not in once:
-            once[id(value)] = _gathered(value, keep)
+            once[id(value)] = gathered(value, keep)
         weights[name] = once[id(value)]
     return weights, {"state": moments, "param_groups": state["param_groups"]}
 
@@ -102,9 +102,10 @@ class _Spreading:
         self._optimizer.load_state_dict(saved)
 
 
-def _gathered(value: Any, keep: bool) -> Any:
-    gathered = whole(value)
-    if not isinstance(gathered, Tensor):
-        return gathered
+def gathered(value: Any, keep: bool) -> Any:
+    """The whole of a sharded tensor, as a copy on the CPU of the rank that keeps it; a collective."""
+    tensor = whole(value)
+    if not isinstance(tensor, Tensor):
+        return tensor
     # A copy: what is gathered may be a view of something larger, which safetensors does not take.
-    return gathered.detach().to("cpu", copy=True) if keep else None
+    return tensor.detach().to("cpu", copy=True) if keep else None

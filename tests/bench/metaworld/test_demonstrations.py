@@ -22,6 +22,11 @@ def columns(root):
     return pq.read_table(file).to_pydict()
 
 
+def contents(root):
+    """The bytes of all files, by name."""
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     return record(tmp_path_factory.mktemp("data") / "demos", NAMES, 3, seed=5, progress=False)
@@ -76,6 +81,7 @@ def test_an_attempt_depends_on_task_seed_and_number_alone():
 def test_several_processes_record_the_same(recorded, tmp_path):
     other = record(tmp_path / "demos", NAMES, 3, seed=5, jobs=2, progress=False)
     assert columns(other) == columns(recorded)
+    assert contents(other) == contents(recorded)
 
 
 def test_pictures_are_recorded_when_asked_for(tmp_path):

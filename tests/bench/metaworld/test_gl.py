@@ -1,6 +1,9 @@
+import sys
+
 import pytest
 
-from lerobot_craft.bench.metaworld import gl
+from lerobot_craft.bench.metaworld import gl, simulation
+from lerobot_craft.errors import CraftError
 
 EGL, OSMESA = {"libEGL.so.1", "libGL.so.1"}, {"libOSMesa.so.8"}
 
@@ -43,6 +46,18 @@ def test_a_choice_is_made_where_there_is_one(monkeypatch, backend):
     env = {"MUJOCO_GL": ""}
     gl.choose_backend(env)
     assert env == {"MUJOCO_GL": backend or ""}
+
+
+@pytest.mark.parametrize(
+    ("package", "load"),
+    [("mujoco", gl.import_mujoco), ("metaworld.env_dict", simulation._metaworld.__wrapped__)],
+)
+def test_without_the_simulator_it_says_what_to_type(monkeypatch, package, load):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(
+        CraftError, match=r"^The bench needs .* Type: pip install '\.\[bench\]'  # in a clone of CRaFT$"
+    ):
+        load()
 
 
 @pytest.mark.skipif(gl.platform.system() != "Linux", reason="other systems have one back-end each")

@@ -2,13 +2,19 @@ import os
 
 import torch
 from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.utils.constants import ACTION
 
 from lerobot_craft.tiny.modeling_pi0_fast_tiny import PI0FastTinyPolicy
+from lerobot_craft.tiny.modeling_pi0_tiny import PI0TinyPolicy
+from lerobot_craft.tiny.modeling_pi05_tiny import PI05TinyPolicy
 from tests.distributed.per_sample.configuration_per_sample import (
     ACTPerSampleConfig,
+    DiffusionPerSampleConfig,
     PI0FastPerSampleConfig,
+    PI0PerSampleConfig,
+    PI05PerSampleConfig,
     SmolVLAPerSampleConfig,
 )
 
@@ -55,3 +61,15 @@ class SmolVLAPerSamplePolicy(PerSample, SmolVLAPolicy):
 
 class PI0FastPerSamplePolicy(PerSample, PI0FastTinyPolicy):
     config_class, name = PI0FastPerSampleConfig, "pi0_fast_per_sample"
+
+
+class PI0PerSamplePolicy(PerSample, PI0TinyPolicy):
+    config_class, name = PI0PerSampleConfig, "pi0_per_sample"
+
+
+class PI05PerSamplePolicy(PerSample, PI05TinyPolicy):
+    config_class, name = PI05PerSampleConfig, "pi05_per_sample"
+
+
+class DiffusionPerSamplePolicy(PerSample, DiffusionPolicy):
+    config_class, name = DiffusionPerSampleConfig, "diffusion_per_sample"

@@ -72,6 +72,18 @@ def test_it_is_zero_for_the_teacher_and_the_same_after_a_restart(policy, retenti
     assert resumed.measure(context.policy) == moved
 
 
+def test_whether_a_probe_was_saved_is_what_the_main_rank_sees(started, tmp_path, monkeypatch):
+    context, anchors = started("diffusion", "action")
+    ActionProbe.prepare(context, anchors, tmp_path)
+    saved = (tmp_path / PROBE_FILE).read_bytes()
+    (tmp_path / PROBE_FILE).unlink()
+    monkeypatch.setattr("lerobot_craft.training.anchoring.probe.main_decides", lambda question: True)
+    with pytest.raises(CraftError, match="cannot be used"):  # as the main rank, this one reads it
+        ActionProbe.prepare(resume(context), anchors, tmp_path)
+    (tmp_path / PROBE_FILE).write_bytes(saved)
+    assert ActionProbe.prepare(resume(context), anchors, tmp_path).num_anchors == 7
+
+
 def test_it_leaves_the_mode_and_all_random_generators_alone(started, tmp_path):
     context, anchors = started("act", "action")  # in train mode it drops out and draws a latent
     states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # noqa: NPY002

@@ -10,11 +10,13 @@ import pytest
 import torch
 from filelock import FileLock
 
+from lerobot_craft.anchors.build import build_cache
 from lerobot_craft.anchors.manifest import MANIFEST_FILE
+from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import PER_TOKEN
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.anchoring.source import open_anchors
+from lerobot_craft.training.anchoring.source import _job, open_anchors
 from tests.anchor_fixtures import OLD_TASKS
 from tests.training.anchoring.anchor_contexts import (
     LORA,
@@ -93,6 +95,46 @@ def test_a_run_waits_for_another_one_that_builds_the_same_anchors(from_old, tmp_
         assert not (tmp_path / "shared").exists()
         held.release()
         assert opened.result().directory == tmp_path / "shared"
+
+
+def test_ranks_that_wait_for_another_run_meet_in_turns(from_old, tmp_path, monkeypatch):
+    """Longer than the ranks of a run may wait for one another: each turn is a sign of life."""
+    asked = []
+
+    def main_decides(question):
+        asked.append(question())
+        if asked.count(False) == 4:
+            held.release()
+        return asked[-1]
+
+    monkeypatch.setattr("lerobot_craft.training.anchoring.source.main_decides", main_decides)
+    monkeypatch.setattr("lerobot_craft.training.anchoring.source._TURN", 0.01)
+    held = FileLock(tmp_path / ".shared.lock")
+    held.acquire()
+    anchors = open_anchors(from_old("act", retention_mode="action", anchor_cache_dir=tmp_path / "shared"))
+    assert asked[:5] == [False, False, False, False, True], "no cache yet; then one try and two turns in vain"
+    assert anchors.directory == tmp_path / "shared"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_whether_a_cache_is_there_is_what_the_main_rank_sees(resumed, context_of, build, monkeypatch):
+    """Else one rank would open it and the other build it."""
+    monkeypatch.setattr("lerobot_craft.training.anchoring.source.main_decides", lambda question: False)
+    context = context_of("act", retention_mode="action", anchor_cache_dir=build("act", retention_mode="action"))
+    with pytest.raises(CraftError, match="holds no finished cache"):
+        open_anchors(resume(context) if resumed else context)
+
+
+def test_whether_a_cache_is_finished_is_what_the_main_rank_sees(from_old, tmp_path, monkeypatch):
+    context = from_old("act", retention_mode="action")
+    open_anchors(context)
+    monkeypatch.setattr("lerobot_craft.anchors.build.main_decides", lambda question: False)
+    with pytest.raises(CraftError, match=r"are not in .* any more"):
+        open_anchors(resume(context))
+    job = _job(context, tmp_path / "new")
+    monkeypatch.setattr("lerobot_craft.anchors.build.main_decides", lambda question: True)
+    build_cache(job, tmp_path / "new", ranks=Ranks())
+    assert not (tmp_path / "new" / MANIFEST_FILE).exists(), "to the main rank it is finished: nobody builds"
 
 
 def test_without_craft_home_caches_lie_beside_lerobots_datasets(from_old, monkeypatch, tmp_path):

@@ -156,9 +156,16 @@ def test_sharding_by_our_own_flag_is_reckoned_as_fsdp(estimate):
 
 @pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_float32_copies_of_bfloat16_weights_are_counted(estimate):
-    name = "float32 copies and moments of bfloat16 weights"
-    found = parts(estimate("pi0_fast", **CRAFT, policy__dtype="bfloat16", craft__master_weights="true"))
-    assert 0.5 < found[name] / (4 * found["gradients"]) <= 1  # 8 bytes for each weight of 2; some stay in float32
+    name = "float32 copies of bfloat16 weights"
+    half = {**CRAFT, "policy__dtype": "bfloat16"}
+    without, with_copies = (estimate("pi0_fast", **half, craft__master_weights=on) for on in ("false", "true"))
+    plain, found = parts(without), parts(with_copies)
+    copies = found[name]
+    step = "optimizer step"
+    # The copy and the moments are 8 bytes, gradients are 2 more while the optimizer steps.
+    assert with_copies["phases"][step] - without["phases"][step] > 2.4 * copies
+    assert 0.5 < copies / (2 * found["gradients"]) <= 1  # 4 bytes for each weight of 2; some stay in float32
+    assert found["optimizer state"] - plain["optimizer state"] == pytest.approx(copies, rel=1e-3)  # two moments
     assert parts(estimate("pi0_fast", **CRAFT, craft__master_weights="true"))[name] == 0
 
 

@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
 
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.output.card import HubFacts, hub_name, model_card
+from lerobot_craft.training.output.card import HubFacts, hub_facts, hub_name, model_card, teacher_name
 from lerobot_craft.training.output.card_success import CARD_FILE, fill_in, teacher_of
 from lerobot_craft.training.records.outcomes import Outcome
 from tests.report.made_training import RECORD
@@ -21,13 +23,32 @@ def card_of(run=RECORD, step=40, epsilon=0.3, retained=RETAINED, hub=NOTHING):
 
 
 def test_the_hub_finds_its_fields_and_nothing_is_guessed():
-    data = ModelCard(card_of(replace(RECORD, old_datasets=["me/old", "me/new"]))).data.to_dict()
-    assert data == {
+    known = {
         "library_name": "lerobot",
         "pipeline_tag": "robotics",
-        "datasets": ["me/new", "me/old"],
         "tags": ["robotics", "lerobot", "craft", "smolvla"],
     }
+    assert ModelCard(card_of()).data.to_dict() == known
+    with_data = ModelCard(card_of(hub=HubFacts(None, (), ["me/new", "me/old"]))).data.to_dict()
+    assert with_data == known | {"datasets": ["me/new", "me/old"]}
+
+
+def facts_of(new, old):
+    policy = SimpleNamespace(license="mit", tags=None)
+    return hub_facts(SimpleNamespace(policy=policy, dataset=SimpleNamespace(**new)), DatasetFlags(**old))
+
+
+@pytest.mark.parametrize(
+    ("new", "old", "named"),
+    [
+        ({"repo_id": "me/new", "root": None}, {"repo_id": "me/old, me/new"}, ["me/new", "me/old"]),
+        ({"repo_id": "me/new", "root": "/data/new"}, {"repo_id": "me/old", "root": "/data/old"}, []),
+        ({"repo_id": "local/new", "root": None}, {"repo_id": "local/old,me/old"}, ["me/old"]),
+        ({"repo_id": "/data/new", "root": None}, {"repo_id": "../old"}, []),
+    ],
+)
+def test_only_datasets_that_may_be_on_the_hub_are_named_there(new, old, named):
+    assert facts_of(new, old) == HubFacts("mit", (), named)
 
 
 def test_what_is_known_is_there():
@@ -36,12 +57,39 @@ def test_what_is_known_is_there():
     assert (data.base_model, data.license) == ("lerobot/smolvla_base", "mit")
     assert data.tags[-1] == "kitchen: left"
     assert data.tags.count("craft") == 1
+    assert "| **teacher** | lerobot/smolvla\\_base |" in card_of(replace(RECORD, teacher=teacher))
     assert hub_name("/policies/base") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/home/me/runs/pick_cube/checkpoints/000200/pretrained_model", "pick_cube"),
+        ("/home/me/runs/pick_cube/checkpoints/last", "pick_cube"),
+        ("/home/me/policies/base", "base"),
+        ("/home/me/policies/base/pretrained_model", "base"),
+        ("outputs/base", "base"),
+        ("/checkpoints/1/pretrained_model", "pretrained_model"),
+        ("/", "unnamed"),
+    ],
+)
+def test_a_teacher_is_called_by_its_name_and_not_by_its_place(path, name):
+    assert teacher_name(path) == name
+
+
+def test_the_card_tells_nothing_of_where_things_lie():
+    """Except in the command, which is what the user typed."""
+    run = replace(RECORD, teacher="/home/me/runs/base/checkpoints/000200/pretrained_model", dataset="/home/me/data/new")
+    card = card_of(run)
+    assert "/home" not in card
+    assert "fine-tuned on new\n" in card
+    typed = card_of(replace(run, command="craft train --policy.path=/home/me/base"))
+    assert typed.replace("craft train --policy.path=/home/me/base", RECORD.command) == card
 
 
 def test_it_says_teacher_anchors_budget_and_command():
     card = card_of()
-    assert "| **teacher** | `/policies/base` |" in card
+    assert "| **teacher** | base |" in card
     assert f"| **its fingerprint** | `{RECORD.fingerprint}`" in card
     assert "| **anchors** | 2000 of 3 old tasks, from frames of old data, and the old" in card
     assert "11.7 MiB |" in card
@@ -85,11 +133,11 @@ def test_a_note_says_what_else_was_done_and_what_was_not_measured_is_not_explain
 
 def test_words_of_a_user_stay_words():
     hostile = replace(RECORD, command="craft train --x='a\n```\n# b'", dataset="me/a_b|c<i>")
-    card = card_of(hostile, retained=[Outcome("a | b\n<img src=x> `c` *d*", 0.1, 1)])
+    card = card_of(hostile, retained=[Outcome("a | b\n<img src=x> `c` *d*", 0.1, 1)], hub=HubFacts(None, ["a: b|<i>"]))
     assert "| a \\| b &lt;img src=x&gt; \\`c\\` \\*d\\* | 0.100 |" in card
     assert "````sh\ncraft train --x='a\n```\n# b'\n````" in card
     assert "<i>" not in card.split("---\n", 2)[2]
-    assert ModelCard(card).data.datasets == ["me/a_b|c<i>"]
+    assert ModelCard(card).data.tags[-1] == "a: b|<i>"
 
 
 def test_only_the_section_of_success_is_filled_in_and_again(tmp_path):

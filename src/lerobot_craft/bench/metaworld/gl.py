@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from lerobot_craft.doctor.rendering import check_rendering, try_backend
+from lerobot_craft.doctor.software import install_extra
 from lerobot_craft.doctor.surroundings import Surroundings
 from lerobot_craft.errors import CraftError
 
@@ -22,7 +23,7 @@ def import_mujoco() -> Any:
     try:
         import mujoco
     except ImportError as error:
-        raise CraftError(f"The bench needs MuJoCo ({error}): pip install 'lerobot-craft[bench]'") from error
+        raise CraftError(f"The bench needs MuJoCo ({error}). Type: {install_extra('bench')}") from error
     return mujoco
 
 

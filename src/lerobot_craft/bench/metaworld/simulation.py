@@ -16,6 +16,7 @@ from lerobot_craft.bench.metaworld.camera import photograph
 from lerobot_craft.bench.metaworld.experts import OWN_EXPERTS
 from lerobot_craft.bench.metaworld.gl import import_mujoco
 from lerobot_craft.bench.metaworld.tasks import Task, find_task
+from lerobot_craft.doctor.software import install_extra
 from lerobot_craft.errors import CraftError
 
 FloatArray = npt.NDArray[np.float32]
@@ -167,5 +168,5 @@ def _metaworld() -> tuple[dict[str, Any], dict[str, Any]]:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
         from metaworld.policies import ENV_POLICY_MAP
     except ImportError as error:
-        raise CraftError(f"The bench needs Meta-World ({error}): pip install 'lerobot-craft[bench]'") from error
+        raise CraftError(f"The bench needs Meta-World ({error}). Type: {install_extra('bench')}") from error
     return ALL_V3_ENVIRONMENTS, ENV_POLICY_MAP

@@ -16,6 +16,7 @@ from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.retained import FIXED, OWN_ERROR, Retained
 from lerobot_craft.anchors.shards import OFFSETS, ShardReader
 from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import autocast
@@ -71,7 +72,7 @@ class ActionProbe:
         if wanted == 0:
             return None
         path = output_dir / PROBE_FILE
-        if context.resumed and path.exists():
+        if context.resumed and main_decides(path.exists):
             return cls(context, anchors, _read(path, anchors, context.config.anchor_batch_size))
         chosen = evenly(anchors.instructions, wanted)
         batches = []

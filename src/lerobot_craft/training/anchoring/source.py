@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
@@ -19,6 +19,7 @@ from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import DatasetFlags, digest
 from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import lerobot_home
 from lerobot_craft.policies import adapter_for
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 HOME_VARIABLE = "CRAFT_HOME"
 _DIGITS = 16  # of a recipe's digest, as the name of a directory
+_TURN = 60.0  # seconds that the main rank waits for another run before it tells the others that it still does
 
 
 class Anchors(Protocol):
@@ -103,7 +105,7 @@ def _open_online(context: Context) -> Anchors:
 
 def _open_cached(context: Context) -> Anchors:
     given = context.config.anchor_cache_dir
-    if given is not None and (given / MANIFEST_FILE).exists():
+    if given is not None and main_decides((given / MANIFEST_FILE).exists):
         anchors = _opened(context, given)
         reads_instruction = adapter_for(context.teacher.config).reads_instruction
         check_origin(context.config, context.config.source(reads_instruction), anchors.manifest, given)
@@ -151,16 +153,24 @@ def _alone(directory: Path, ranks: Ranks) -> Iterator[None]:
     if ranks.is_main:
         with plain_errors(whole.parent):
             whole.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                lock.acquire(timeout=0)
-            except Timeout:
-                logger.info("another run is building the anchors in %s: waiting for it", directory)
-                lock.acquire()
-    ranks.wait()
+    if not main_decides(lambda: _acquired(lock, 0.0)):
+        logger.info("another run is building the anchors in %s: waiting for it", directory)
+        # In turns: the other run may take longer than ranks wait for each other.
+        while not main_decides(lambda: _acquired(lock, _TURN)):
+            pass
     try:
         yield
     finally:
         lock.release()
+
+
+def _acquired(lock: BaseFileLock, within: float) -> bool:
+    with plain_errors(Path(lock.lock_file).parent):
+        try:
+            lock.acquire(timeout=within)
+        except Timeout:
+            return False
+    return True
 
 
 def _opened(context: Context, directory: Path) -> CachedAnchors:

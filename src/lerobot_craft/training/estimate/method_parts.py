@@ -18,9 +18,6 @@ from lerobot_craft.training.estimate.step import Anchoring
 
 _WITH_ANCHORS = ("craft", "lwf")
 _FLOAT32 = 4
-_BEYOND_BFLOAT16 = (
-    8  # the copy, and 2 bytes more for each of Adam's moments, which the imitated optimizer has in bfloat16
-)
 
 
 @dataclass(frozen=True)
@@ -47,8 +44,8 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     rows, kept = cfg.batch_size, {}
     if craft.master_weights:
-        kept["float32 copies and moments of bfloat16 weights"] = sum(
-            _BEYOND_BFLOAT16 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
+        kept["float32 copies of bfloat16 weights"] = sum(
+            _FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
         )
     if craft.method == "er":
         rows += round(craft.replay_ratio * cfg.batch_size)

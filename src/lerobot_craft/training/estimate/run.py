@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_metadata
 from lerobot_craft.lerobot_api.input_shapes import input_shapes
@@ -64,7 +65,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     with warnings.catch_warnings(), without_memory(), unknown_values.ReadsForTheLog(), ledger:
         warnings.simplefilter("ignore")  # lerobot's and torch's, on what a real run will say again
         give_tensors(policy)
-        step = Step(ledger, policy, _optimizer(cfg, device), shapes, lambda: _autocast(cfg.policy))
+        step = Step(ledger, policy, _optimizer(cfg, craft, device), shapes, lambda: _autocast(cfg.policy))
         sizes = step.take(parts.rows, parts.anchoring, share(options))
     notes += [f"{phase}: not known, because {reason}" for phase, reason in sizes.unknown.items()]
     notes += _arithmetic(sizes.operations, craft.retention_freq)
@@ -83,8 +84,8 @@ def _metadata(cfg: Any, notes: list[str]) -> Any | None:
         return None
 
 
-def _optimizer(cfg: Any, device: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """The optimizer of lerobot, with the kernels that it will use on the device."""
+def _optimizer(cfg: Any, craft: CraftConfig, device: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """The optimizer of lerobot, with the kernels that it will use on the device, and what it moves."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     def make(policy: nn.Module) -> torch.optim.Optimizer:
@@ -93,6 +94,8 @@ def _optimizer(cfg: Any, device: str) -> Callable[[nn.Module], torch.optim.Optim
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
                 group["foreach"] = many_at_once  # torch decides so by where parameters are: here they are on the CPU
+        if craft.enabled and craft.master_weights:
+            MasterWeights(optimizer, policy.named_parameters())
         return optimizer
 
     return make

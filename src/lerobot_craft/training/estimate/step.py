@@ -25,6 +25,7 @@ from lerobot_craft.training.estimate.unknown_values import UnknownValueError
 from lerobot_craft.training.estimate.weightless import make_batch
 
 WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION, BATCH = "weights", "optimizer", "gradients", "retention", "batch"
+COPIES = "copies"  # of --craft.master_weights; made with the optimizer here, and there all along in a run
 DIVIDED = (WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION)  # by FSDP, among its devices
 PHASES = TASK_PASS, ANCHOR_PASS, OPTIMIZER_STEP = "task pass", "anchor pass", "optimizer step"
 
@@ -119,7 +120,8 @@ class Step:
     def _peak(self, phase: str, share: float) -> Peak:
         divided = dict.fromkeys(DIVIDED, share)
         if phase == OPTIMIZER_STEP:
-            return self._ledger.peak(phase, {**divided, REST: share})  # an optimizer works on what it holds
+            # An optimizer works on what it holds. Copies are counted with what is there all along.
+            return self._ledger.peak(phase, {**divided, REST: share, COPIES: 0.0})
         # From the second step on the optimizer's state is there all along.
         state = round(share * self._parts.get(OPTIMIZER, 0))
         return Peak(self._ledger.peak(phase, divided).parts | {OPTIMIZER: state})
@@ -165,9 +167,16 @@ class Step:
     def _optimizer_steps(self) -> None:
         """Two: the first makes the state, of parameters that have a gradient and of no others."""
         optimizer = self._make_optimizer(self._policy)
+        moved: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._ledger.label(set(moved) - set(self._trained), COPIES)
+        reached = [parameter for parameter in self._trained if parameter.grad is not None]
         optimizer.step()
         state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
         self._parts[OPTIMIZER] = self._ledger.label(state, OPTIMIZER)
+        for parameter in reached:
+            if parameter.grad is None:  # float32 copies take the gradients away
+                parameter.grad = torch.zeros_like(parameter)
+        self._ledger.label([parameter.grad for parameter in reached], GRADIENTS)
         with self._ledger.phase(OPTIMIZER_STEP):
             optimizer.step()
 

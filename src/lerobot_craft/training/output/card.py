@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.training.output.card_success import NOT_EVALUATED, success_section
 from lerobot_craft.training.records.lines import count, human_bytes, number
 from lerobot_craft.training.records.outcomes import Outcome
@@ -26,6 +27,7 @@ _ABOUT_DRIFT = (
     "is no proof that a skill is kept: rollouts are."
 )
 _HUB_CACHE = "models--"  # how huggingface_hub names the directory of a model that it downloaded
+_HUB_DATASET = re.compile(r"(?!local/)\w[\w.-]*/\w[\w.-]*")  # OWNER/NAME; `local` by custom owns what is not uploaded
 
 
 @dataclass(frozen=True)
@@ -34,11 +36,17 @@ class HubFacts:
 
     license: str | None
     tags: Sequence[str]
+    datasets: Sequence[str] = ()
 
 
-def hub_facts(policy_config: Any) -> HubFacts:
-    """Of `--policy.license` and `--policy.tags`."""
-    return HubFacts(policy_config.license, policy_config.tags or ())
+def hub_facts(cfg: Any, old_dataset: DatasetFlags) -> HubFacts:
+    """Of `--policy.license`, `--policy.tags`, and the datasets that the Hub may have under their names.
+
+    A dataset with a directory of its own is left out: nothing says that it is on the Hub, and a link would be dead.
+    """
+    used = [(cfg.dataset.repo_id, cfg.dataset.root), *old_dataset.addresses("craft.old_dataset")]
+    named = dict.fromkeys(name for name, root in used if not root and _HUB_DATASET.fullmatch(name))
+    return HubFacts(cfg.policy.license, cfg.policy.tags or (), list(named))
 
 
 def model_card(
@@ -58,7 +66,7 @@ def model_card(
     outcomes = _outcome_table(budget, retained)
     parts = (
         f"---\n{_front_matter(run, hub)}---",
-        f"# {run.policy}, fine-tuned on {_text(run.dataset)}",
+        f"# {run.policy}, fine-tuned on {_text(_without_place(run.dataset))}",
         f"A [LeRobot](https://github.com/huggingface/lerobot) policy of type `{run.policy}` after {step} of "
         f"{count(run.steps, 'step')} of fine-tuning by `craft train` (CRaFT {run.craft_version}, method "
         f"`{run.method}`). {note + ' ' if note else ''}It loads in stock LeRobot.",
@@ -81,6 +89,27 @@ def hub_name(path: str) -> str | None:
     return found[-1].replace("--", "/", 1) if found else None
 
 
+def teacher_name(path: str) -> str:
+    """What others may read of where a teacher lies: its name on the Hub, else of its training, else of its directory.
+
+    The card is uploaded: where a directory is on its author's machine tells a reader nothing, and too much.
+    """
+    return hub_name(path) or _training_name(Path(path))
+
+
+def _training_name(path: Path) -> str:
+    """`X` of `X/checkpoints/000200/pretrained_model`, of which the other names say nothing."""
+    names = path.parts[1:] if path.is_absolute() else path.parts
+    kept = names[:-1] if names[-1:] == ("pretrained_model",) else names
+    kept = kept[:-2] if kept[-2:-1] == ("checkpoints",) else kept
+    return (kept or names or ("unnamed",))[-1]
+
+
+def _without_place(dataset: str) -> str:
+    """The last part of a dataset's name where it is a directory, which lerobot takes too."""
+    return Path(dataset).name if Path(dataset).is_absolute() else dataset
+
+
 def _front_matter(run: RunFile, hub: HubFacts) -> str:
     from huggingface_hub import ModelCardData
 
@@ -89,7 +118,7 @@ def _front_matter(run: RunFile, hub: HubFacts) -> str:
         pipeline_tag="robotics",
         license=hub.license,
         base_model=hub_name(run.teacher),
-        datasets=list(dict.fromkeys([run.dataset, *run.old_datasets])),
+        datasets=list(hub.datasets) or None,
         tags=list(dict.fromkeys(["robotics", "lerobot", "craft", run.policy, *hub.tags])),
     )
     return str(data.to_yaml()).rstrip("\n") + "\n"
@@ -97,7 +126,7 @@ def _front_matter(run: RunFile, hub: HubFacts) -> str:
 
 def _facts(run: RunFile, budget: float | None, retained: Sequence[Outcome]) -> str:
     rows = [
-        ("teacher", f"`{run.teacher}`"),
+        ("teacher", teacher_name(run.teacher)),
         ("its fingerprint", f"`{run.fingerprint}` (SHA-256 of weights, statistics, tokenizers and processors)"),
     ]
     if run.anchors is not None:

@@ -1,8 +1,7 @@
-"""Checkpoint directories that are whole or absent, the link to the newest one, and CRaFT's own state in them."""
+"""Checkpoint directories that are whole or absent, and the link to the newest one."""
 
 import ctypes
 import errno
-import hashlib
 import os
 import re
 import shlex
@@ -10,14 +9,11 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 
-from lerobot_craft.anchors.files import plain_errors, read_bytes, sync_directory, temporary_path, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.anchors.files import plain_errors, sync_directory, temporary_path
 from lerobot_craft.errors import CraftError
 
 # lerobot's own names; its tools look for them.
@@ -25,9 +21,6 @@ CHECKPOINTS = "checkpoints"
 LAST = "last"
 TRAIN_CONFIG = Path("pretrained_model") / "train_config.json"
 TRAINING_STEP = Path("training_state") / "training_step.json"
-
-CRAFT_STATE = Path("training_state") / "craft_state.json"
-_SCHEMA = 1
 
 _STEP = re.compile(r"\d+")
 _LEFTOVER = re.compile(r"\.(\d+)\.(tmp|old)")
@@ -94,12 +87,15 @@ def point_last_at_resumed(output_dir: Path, checkpoint_dir: Path) -> None:
 
 def last_checkpoint(output_dir: Path) -> Path | None:
     """The checkpoint with the highest step that training can go on from, or None."""
-    directory = output_dir / CHECKPOINTS
+    return max(whole_checkpoints(output_dir / CHECKPOINTS), key=lambda path: int(path.name), default=None)
+
+
+def whole_checkpoints(directory: Path) -> list[Path]:
+    """Those in a directory `checkpoints` that training can go on from, in no order."""
     if not directory.is_dir():
-        return None
+        return []
     with plain_errors(directory):
-        steps = [path for path in directory.iterdir() if _STEP.fullmatch(path.name)]
-    return max(filter(_is_whole, steps), key=lambda path: int(path.name), default=None)
+        return [path for path in directory.iterdir() if _STEP.fullmatch(path.name) and _is_whole(path)]
 
 
 def clear_leftovers(output_dir: Path) -> list[Path]:
@@ -135,51 +131,6 @@ def _packages(argv: Sequence[str]) -> list[str]:
         for word, value in zip(argv, following, strict=True)
         if word.startswith("--") and word.partition("=")[0].endswith("discover_packages_path")
     ]
-
-
-@dataclass(frozen=True)
-class _StateFile:
-    """Content of `craft_state.json`; the digest is that of the canonical JSON of `state`."""
-
-    schema: int
-    sha256: str
-    state: dict[str, Any]
-
-
-def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
-    """Writes what CRaFT needs to go on (JSON values; every number survives exactly) into a checkpoint."""
-    path = checkpoint_dir / CRAFT_STATE
-    with plain_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state), state)))
-
-
-def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
-    """What `save_craft_state` was given; a checkpoint without it, or with a damaged one, is refused."""
-    path = checkpoint_dir / CRAFT_STATE
-    if not path.exists():
-        raise CraftError(
-            f"{checkpoint_dir} was not saved by `craft train` with CRaFT enabled, so CRaFT cannot be resumed from it: "
-            f"fine-tune from it in a new run, with --policy.path={checkpoint_dir / TRAIN_CONFIG.parent}"
-        )
-    try:
-        content = parse_object(read_bytes(path))
-        schema = content.get("schema")
-        if type(schema) is int and schema != _SCHEMA:
-            raise CraftError(
-                f"{path} has schema {schema}, and this version of craft reads {_SCHEMA}: resume with the version that "
-                "saved it"
-            )
-        file = decode(_StateFile, content)
-        if file.sha256 != _digest(file.state):
-            raise StrictJSONError("sha256: not that of the state")
-    except StrictJSONError as error:
-        raise CraftError(f"{path} is damaged ({error}): resume from another checkpoint of this run") from error
-    return file.state
-
-
-def _digest(state: dict[str, Any]) -> str:
-    return hashlib.sha256(to_json(state)).hexdigest()
 
 
 def _is_whole(checkpoint_dir: Path) -> bool:

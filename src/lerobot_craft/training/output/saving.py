@@ -9,7 +9,8 @@ from lerobot_craft.lerobot_api.random_streams import gather_streams, save_stream
 from lerobot_craft.lerobot_api.training import checkpoint_directory
 from lerobot_craft.training.master_weights import gather_masters, save_masters
 from lerobot_craft.training.output.card_success import CARD_FILE
-from lerobot_craft.training.output.checkpoints import point_last_at, save_craft_state, whole_or_not_at_all
+from lerobot_craft.training.output.checkpoints import point_last_at, whole_or_not_at_all
+from lerobot_craft.training.output.craft_state import save_craft_state
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import save_craft_config
 from lerobot_craft.training.sharding import gather_states
@@ -35,10 +36,12 @@ def save(session: Session, recorder: "Recorder") -> None:
         logger.info("Checkpoint policy after step %d", session.step)
         with whole_or_not_at_all(directory) as partial:
             _write(session, partial, gathered)
-            if session.origin is not None:
-                (partial / _PRETRAINED / CARD_FILE).write_text(recorder.card(session), encoding="utf-8")
             save_streams(partial, streams)
             save_masters(partial, copies)
+            if session.origin is not None:
+                save_craft_config(session.craft, partial / _PRETRAINED)
+                (partial / _PRETRAINED / CARD_FILE).write_text(recorder.card(session), encoding="utf-8")
+                save_craft_state(partial, {"origin": session.origin.to_json(), "method": session.method.state_dict()})
         point_last_at(directory)
         if session.cfg.save_checkpoint_to_hub:
             train_steps.push_checkpoint(directory, session.cfg)
@@ -58,11 +61,6 @@ def _write(session: Session, directory: Path, gathered: tuple[dict[str, Any], di
         session.accelerator.num_processes,
         gathered,
     )
-    if session.origin is None:
-        return
-    save_craft_config(session.craft, directory / _PRETRAINED)
-    state = {"origin": session.origin.to_json(), "method": session.method.state_dict()}
-    save_craft_state(directory, state)
 
 
 def save_policy(session: Session, recorder: "Recorder", directory: Path, note: str) -> None:

@@ -200,7 +200,7 @@ class Recorder:
 
     def card(self, session: Session, note: str = "") -> str:
         """The model card of a checkpoint at this step; with a note, of what was made of it and is not measured."""
-        run, hub = self._described(session), hub_facts(session.cfg.policy)
+        run, hub = self._described(session), hub_facts(session.cfg, session.craft.old_dataset)
         retained = [] if note else list(self._outcomes)
         return model_card(run, session.step, self._epsilon(session), retained, hub, note)
 

@@ -1,0 +1,101 @@
+"""CRaFT's own state in a checkpoint, and whether the files beside it are still those that were saved."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lerobot_craft.anchors.files import plain_errors, read_bytes, sha256_of, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.errors import CraftError
+from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_command, whole_checkpoints
+
+CRAFT_STATE = Path("training_state") / "craft_state.json"
+_SCHEMA = 1
+# What a run goes on from. Not the settings, which a person may edit, and not the card, which `craft eval` fills in.
+_STATE_FILES = ("pretrained_model/*.safetensors", "training_state/*")
+
+
+@dataclass(frozen=True)
+class _StateFile:
+    """Content of `craft_state.json`.
+
+    Attributes:
+        schema: Of this file.
+        sha256: Of the canonical JSON of `state` and `files`.
+        state: What CRaFT itself goes on from.
+        files: SHA-256 of the weights and the states beside it, by their paths within the checkpoint.
+    """
+
+    schema: int
+    sha256: str
+    state: dict[str, Any]
+    files: dict[str, str]
+
+
+def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
+    """Writes what CRaFT needs to go on (JSON values; every number survives exactly) into a checkpoint.
+
+    As its last file: the weights and states that are there by then are those that `check_files` will ask for.
+    """
+    path = checkpoint_dir / CRAFT_STATE
+    with plain_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = sorted(file for pattern in _STATE_FILES for file in checkpoint_dir.glob(pattern))
+    files = {file.relative_to(checkpoint_dir).as_posix(): sha256_of(file) for file in found if file != path}
+    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files), state, files)))
+
+
+def check_files(checkpoint_dir: Path) -> None:
+    """Refuse a checkpoint of which a file is missing or is not the one that was saved.
+
+    lerobot's pi0 family goes on with random weights when its file is damaged, and says so in passing only.
+    """
+    for name, sha256 in _read_state(checkpoint_dir).files.items():
+        file = checkpoint_dir / name
+        if not file.is_file():
+            raise CraftError(f"{file} is missing: {_another(checkpoint_dir)}")
+        if sha256_of(file) != sha256:
+            raise CraftError(f"{file} is not what was saved, it is damaged: {_another(checkpoint_dir)}")
+
+
+def _another(checkpoint_dir: Path) -> str:
+    """What to do instead of going on from a damaged checkpoint."""
+    directory = checkpoint_dir.resolve()
+    others = [path for path in whole_checkpoints(directory.parent) if path != directory]
+    if not others:
+        return "copy the checkpoint again, or start the run anew"
+    newest = max(others, key=lambda path: int(path.name))
+    return f"copy the checkpoint again, or go on from another one with\n{resume_command(newest)}"
+
+
+def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
+    """What `save_craft_state` was given; a checkpoint without it, or with a damaged one, is refused."""
+    return _read_state(checkpoint_dir).state
+
+
+def _read_state(checkpoint_dir: Path) -> _StateFile:
+    path = checkpoint_dir / CRAFT_STATE
+    if not path.exists():
+        raise CraftError(
+            f"{checkpoint_dir} was not saved by `craft train` with CRaFT enabled, so CRaFT cannot be resumed from it: "
+            f"fine-tune from it in a new run, with --policy.path={checkpoint_dir / TRAIN_CONFIG.parent}"
+        )
+    try:
+        content = parse_object(read_bytes(path))
+        schema = content.get("schema")
+        if type(schema) is int and schema != _SCHEMA:
+            raise CraftError(
+                f"{path} has schema {schema}, and this version of craft reads {_SCHEMA}: resume with the version that "
+                "saved it"
+            )
+        file = decode(_StateFile, content)
+        if file.sha256 != _digest(file.state, file.files):
+            raise StrictJSONError("sha256: not that of its content")
+    except StrictJSONError as error:
+        raise CraftError(f"{path} is damaged ({error}): resume from another checkpoint of this run") from error
+    return file
+
+
+def _digest(state: dict[str, Any], files: dict[str, str]) -> str:
+    return hashlib.sha256(to_json({"state": state, "files": files})).hexdigest()
