@@ -237,7 +237,9 @@ SHARDED_TOO = {
     "pi0": ("pi0", K_STEP),
     "pi05": ("pi05", K_STEP),
     "act": ("act", K_STEP),
-    "diffusion": ("diffusion", K_STEP),
+    # Its image encoder has kinks (ReLU, largest of a window): one process whose weights differ by 1e-7 from the start
+    # is as far from itself after four such steps, 1e-2 in a weight, as two sharded processes are. So few and small ones.
+    "diffusion": ("diffusion", K_STEP | {"steps": 2, "optimizer__lr": 0.005}),
 }
 
 
@@ -246,7 +248,7 @@ SHARDED_TOO = {
 @pytest.mark.parametrize("name", SHARDED_TOO)
 def test_other_methods_and_policies_are_the_same_sharded(name, train):
     policy_type, settings = SHARDED_TOO[name]
-    settings = {**BUDGET, **OLD_FRAMES, **settings, "steps": 4}
+    settings = {**BUDGET, **OLD_FRAMES, "steps": 4, **settings}
     one = train(policy_type, 1, **settings)
     two = train(policy_type, 2, **settings, craft__shard="true")
     assert_same_run(two, one)
