@@ -238,7 +238,7 @@ SHARDED_TOO = {
     "pi05": ("pi05", K_STEP),
     "act": ("act", K_STEP),
     # Its image encoder has kinks (ReLU, largest of a window): one process whose weights differ by 1e-7 from the start
-    # is as far from itself after four such steps, 1e-2 in a weight, as two sharded processes are. So few and small ones.
+    # is as far from itself after four such steps, 1e-2 in a weight, as two sharded ones are. So few and small ones.
     "diffusion": ("diffusion", K_STEP | {"steps": 2, "optimizer__lr": 0.005}),
 }
 
