@@ -188,6 +188,26 @@ def test_noisy_actions_are_kept_at_half_the_size(policy, column, build):
     assert (manifest.columns[column].dtype, manifest.columns[column].shape) == ("float16", [2, 8, 4])
 
 
+@pytest.mark.parametrize("policy", ["act", "pi0_fast"])
+def test_what_draws_nothing_is_asked_and_kept_once(policy, build, teachers, monkeypatch):
+    asked = []
+    adapter = type(adapter_for(teachers(policy).config))
+    output = adapter.output
+
+    def counted(*arguments):
+        asked.append(arguments)
+        return output(*arguments)
+
+    monkeypatch.setattr(adapter, "output", counted)
+    once = build(policy, "once", retention_mode="action", num_draws=1)
+    times = len(asked)
+    often = build(policy, "often", retention_mode="action", num_draws=8)
+    assert len(asked) == 2 * times
+    assert open_cache(often).manifest.values["num_draws"] == 1
+    for shard in sorted(once.glob("*.safetensors")):
+        assert (often / shard.name).read_bytes() == shard.read_bytes()
+
+
 def test_images_are_compressed_bytes_and_states_are_raw(build, anchor_data):
     from lerobot_craft.lerobot_api.datasets import open_dataset
 

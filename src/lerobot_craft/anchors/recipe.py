@@ -91,7 +91,7 @@ class BuildConfig:
     per_token: bool = False
     # Logits kept per token of a token policy; all others are folded into one.
     top_k: int = 64
-    # (noise, time) draws kept per anchor of a flow or diffusion policy.
+    # (noise, time) draws kept per anchor of a flow or diffusion policy; the others draw nothing, and one is kept.
     num_draws: int = 8
     # embedded: observations are in the cache | reference: images stay in the datasets.
     inputs: str = "embedded"
@@ -126,7 +126,8 @@ class BuildConfig:
                 f"--retention_mode must be one of {', '.join(get_args(RetentionMode))}; got {self.retention_mode!r}"
             )
         if self.retention_mode != "hidden":
-            return Retained(self.retention_mode, top_k=self.top_k, draws=self.num_draws)  # type: ignore[arg-type]
+            draws = self.num_draws if adapter.is_drawn else min(self.num_draws, 1)
+            return Retained(self.retention_mode, top_k=self.top_k, draws=draws)  # type: ignore[arg-type]
         layers = adapter.resolve(policy, self.layers_to_save or self.hidden_layer)
         default: Pooling = "mean_image_tokens" if self.layers_to_save is None else _PAIR
         pooling = PER_TOKEN if self.per_token else self.pooling or default

@@ -81,6 +81,11 @@ class PolicyAdapter(ABC):
     readout: ClassVar[tuple[str, ...]] = ()
     """Modules that turn the last hidden states into the output: no loss on hidden states holds them."""
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether an output depends on noise, so that further draws say more of the same anchor."""
+        return self.output_kind != "logits" and bool(self.fixed_names)
+
     @abstractmethod
     def stacks(self, policy: Any) -> dict[str, int]:
         """Number of layers by stack; the backbone is ''."""
