@@ -117,3 +117,24 @@ def test_each_difference_has_a_sentence_that_says_what_to_do(part, advice):
 def test_a_part_the_cache_does_not_have_differs():
     one = dict.fromkeys(PARTS, "0")
     assert len(compare({}, one)) == 4
+
+
+def test_one_byte_of_a_tensor_of_many_blocks_changes_it(monkeypatch):
+    monkeypatch.setattr("lerobot_craft.teacher.fingerprint._BLOCK", 64)
+    policy = nn.Linear(40, 5, bias=False)
+    before = weights_digest(policy)
+    assert weights_digest(policy) == before
+    for at in (0, 15, 16, 199):  # the first and the last of a block, and the last of all
+        changed = nn.Linear(40, 5, bias=False)
+        changed.load_state_dict(policy.state_dict())
+        with torch.no_grad():
+            changed.weight.view(-1)[at] += 1
+        assert weights_digest(changed) != before
+
+
+def test_blocks_in_another_order_are_other_weights(monkeypatch):
+    monkeypatch.setattr("lerobot_craft.teacher.fingerprint._BLOCK", 64)
+    policy, turned = nn.Linear(16, 2, bias=False), nn.Linear(16, 2, bias=False)
+    with torch.no_grad():
+        turned.weight.copy_(policy.weight.flip(0))
+    assert weights_digest(policy) != weights_digest(turned)

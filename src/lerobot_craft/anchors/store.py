@@ -9,12 +9,18 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Column, Columns, Ragged, concatenate, describe, take
-from lerobot_craft.anchors.files import Progress, checksum_path, read_checksum, require_file, sha256_of
+from lerobot_craft.anchors.files import (
+    HASHING_THREADS,
+    Progress,
+    checksum_path,
+    read_checksum,
+    require_file,
+    sha256_of,
+)
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord
 from lerobot_craft.errors import CraftError
 
-_VERIFY_THREADS = 2
 _REBUILD = "Copy the cache again, or rebuild it with `craft cache build`."
 
 
@@ -152,7 +158,7 @@ def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | Non
         if sha256_of(path, report) != shard.sha256:
             raise CraftError(f"{path}: its SHA-256 is not the one in the manifest: it is damaged. {_REBUILD}")
 
-    with ThreadPoolExecutor(_VERIFY_THREADS) as pool:
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
         tasks = [pool.submit(verify, shard) for shard in shards]
         try:
             for task in tasks:

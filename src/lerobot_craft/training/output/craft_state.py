@@ -1,11 +1,13 @@
 """CRaFT's own state in a checkpoint, and whether the files beside it are still those that were saved."""
 
 import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.files import plain_errors, read_bytes, sha256_of, write_atomically
+from lerobot_craft.anchors.files import HASHING_THREADS, plain_errors, read_bytes, sha256_of, write_atomically
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_command, whole_checkpoints
@@ -41,8 +43,8 @@ def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
     path = checkpoint_dir / CRAFT_STATE
     with plain_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = sorted(file for pattern in _STATE_FILES for file in checkpoint_dir.glob(pattern))
-    files = {file.relative_to(checkpoint_dir).as_posix(): sha256_of(file) for file in found if file != path}
+        found = sorted(file for pattern in _STATE_FILES for file in checkpoint_dir.glob(pattern) if file != path)
+    files = dict(zip((file.relative_to(checkpoint_dir).as_posix() for file in found), _sha256_of(found), strict=True))
     write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files), state, files)))
 
 
@@ -51,12 +53,19 @@ def check_files(checkpoint_dir: Path) -> None:
 
     lerobot's pi0 family goes on with random weights when its file is damaged, and says so in passing only.
     """
-    for name, sha256 in _read_state(checkpoint_dir).files.items():
-        file = checkpoint_dir / name
+    saved = {checkpoint_dir / name: sha256 for name, sha256 in _read_state(checkpoint_dir).files.items()}
+    for file in saved:
         if not file.is_file():
             raise CraftError(f"{file} is missing: {_another(checkpoint_dir)}")
-        if sha256_of(file) != sha256:
+    for file, found in zip(saved, _sha256_of(list(saved)), strict=True):
+        if found != saved[file]:
             raise CraftError(f"{file} is not what was saved, it is damaged: {_another(checkpoint_dir)}")
+
+
+def _sha256_of(files: Sequence[Path]) -> Iterator[str]:
+    """Of each; the weights and the optimizer's moments are large, so several at a time."""
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        yield from pool.map(sha256_of, files)
 
 
 def _another(checkpoint_dir: Path) -> str:
