@@ -15,7 +15,7 @@ from lerobot_craft.anchors.datasets import open_referenced, referenced_images
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images, is_image_shape
 from lerobot_craft.anchors.manifest import FLOAT_NAMES, Manifest
-from lerobot_craft.anchors.order import by_origin, visit
+from lerobot_craft.anchors.order import by_origin, visit, without
 from lerobot_craft.anchors.retained import FIXED, PER_TOKEN, Retained, RetentionMode
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
@@ -70,6 +70,10 @@ class AnchorLoader:
         """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
         indices, passes, _ = visit(self._origins, batch_size, seed, step, rank, world_size)
         return self.take(indices, draw=passes)
+
+    def hold_out(self, indices: Tensor) -> None:
+        """Leave these anchors out of all batches."""
+        self._origins = without(self._origins, indices)
 
     def take(self, indices: Tensor, draw: int | Tensor = 0) -> AnchorBatch:
         """Chosen anchors."""

@@ -56,6 +56,11 @@ def by_origin(cross: Tensor) -> list[Tensor]:
     return [rows for kind in (False, True) if len(rows := (cross.bool() == kind).nonzero().squeeze(1))]
 
 
+def without(origins: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
+    """The same origins, without some of their anchors."""
+    return [anchors[~torch.isin(anchors, rows)] for anchors in origins]
+
+
 def batch_indices(
     num_anchors: int, batch_size: int, seed: int, step: int, rank: int = 0, world_size: int = 1
 ) -> Tensor:

@@ -174,6 +174,15 @@ METHODS = {
             source="both",
         ),
         Method(
+            "craft_8k",
+            "CRaFT with 8,000 anchors",
+            "none",
+            _recipe_with(num_anchors=8000),
+            _STRENGTH,
+            needs_instructions=True,
+            source="cross",
+        ),
+        Method(
             "craft_every_second",
             "CRaFT at every second step",
             "any",

@@ -178,7 +178,7 @@ class CraftConfig:
 
     # Every so many steps, and at the end: drift of the actions and the state of each old task. 0: only at the end.
     log_craft_metrics_freq: int = 100
-    # Anchors on which the drift of the actions is measured; 0: none.
+    # Anchors on which the drift of the actions is measured, kept out of training where there are plenty; 0: none.
     probe_anchors: int = 32
     save_lambda_history: bool = True
 

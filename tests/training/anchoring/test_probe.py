@@ -46,7 +46,7 @@ def started(teachers, anchor_data, opened_once, monkeypatch, build):
         if online:
             more |= {"teacher": "online", "old_dataset": old_dataset(anchor_data)}
         else:
-            more["anchor_cache_dir"] = build(policy_type, retention_mode=retention_mode, **layer)
+            more.setdefault("anchor_cache_dir", build(policy_type, retention_mode=retention_mode, **layer))
         settings = {"probe_anchors": 7, "anchor_batch_size": 4, **layer, **more}
         context = make_context(teachers(policy_type), anchor_data, retention_mode=retention_mode, **settings)
         return context, open_anchors(context)
@@ -173,3 +173,45 @@ def test_tasks_take_turns():
     assert evenly(instructions, 3).tolist() == [0, 4, 5]
     assert evenly(instructions, 6).tolist() == [0, 1, 2, 4, 5, 7]
     assert evenly(instructions, 8).tolist() == list(range(8))
+
+
+def visited(anchors, steps=60):
+    """Anchors that the steps of a run take."""
+    of_steps = [anchors.batch(step, 4, 0, 1) for step in range(steps)]
+    return {tuple(row) for batch in of_steps for row in batch.raw["observation.state"].flatten(1).tolist()}
+
+
+@pytest.mark.parametrize("source", ["cross", "both"])
+def test_plenty_of_made_anchors_spare_those_of_the_probe(source, started, build, tmp_path):
+    few = {"old_frames": 5} if source == "both" else {}
+    cache = build(
+        "smolvla", "plenty", retention_mode="action", anchor_source=source, num_samples=66, drawn_states=1.0, **few
+    )
+    context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=3)
+    everything = visited(anchors)
+    probe = ActionProbe.prepare(context, anchors, tmp_path)
+    assert probe.held_out
+    chosen = load_file(tmp_path / PROBE_FILE)["anchor"]
+    assert anchors.cross[chosen].all()
+    spared = {tuple(row) for row in anchors.take(chosen).raw["observation.state"].flatten(1).tolist()}
+    assert len(spared) == 3
+    assert visited(anchors) == everything - spared
+    again = resume(context)
+    resumed = open_anchors(again)
+    assert ActionProbe.prepare(again, resumed, tmp_path).held_out
+    assert visited(resumed) == visited(anchors)
+
+
+def test_old_frames_and_few_anchors_are_all_trained_on(started, build, tmp_path):
+    for source, wanted in (("dataset", 1), ("cross", 4)):
+        cache = build("smolvla", source, retention_mode="action", anchor_source=source, num_samples=66)
+        context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=wanted)
+        before = visited(anchors)
+        assert not ActionProbe.prepare(context, anchors, tmp_path / source).held_out
+        assert visited(anchors) == before
+
+
+def test_an_online_teacher_spares_them_too(started, tmp_path):
+    context, anchors = started("smolvla", "action", online=True, anchor_source="cross", num_anchors=60, probe_anchors=3)
+    assert ActionProbe.prepare(context, anchors, tmp_path).held_out
+    assert sum(map(len, anchors._origins)) == 57

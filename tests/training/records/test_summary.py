@@ -47,6 +47,22 @@ def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
     ]
 
 
+def by_heart(drift=0.05, action_drift=0.2, held_out=32, **config):
+    settings = CraftConfig(**{"retention_mode": "action", **config})
+    text = text_of(config=settings, retained=[Outcome(None, drift, 2, 0.0, action_drift)], held_out=held_out)
+    return "learned by heart" in text
+
+
+def test_anchors_that_were_learned_by_heart_are_told():
+    assert by_heart()
+    assert not by_heart(held_out=0)  # the probe's own anchors were visited too
+    assert not by_heart(drift=0.15)  # no worse than those that were
+    assert not by_heart(action_drift=0.1)  # within the budget
+    assert not by_heart(retention_mode="hidden")  # drifts of two kinds
+    assert not by_heart(epsilon_unit="absolute")
+    assert not by_heart(loss_type="l1")
+
+
 def test_a_run_without_anchors_does_not_claim_to_have_retained():
     text = text_of(config=CraftConfig(method="naive"), epsilon=None, retained=[Outcome(None)], costs=[])
     assert "What was retained: not measured" in text

@@ -33,8 +33,9 @@ class CachedAnchors:
         self.num_anchors = len(loader.store)
         self.source: str = loader.manifest.anchor_source
         self.stored_bytes = sum(shard.bytes for shard in loader.manifest.shards)
-        columns = loader.store.take(torch.arange(self.num_anchors), ["instruction"])
+        columns = loader.store.take(torch.arange(self.num_anchors), ["instruction", "cross"])
         self.instructions: Tensor = columns["instruction"].long()  # type: ignore[union-attr]  # rows of one shape
+        self.cross: Tensor = columns["cross"].bool()  # type: ignore[union-attr]
 
     @property
     def manifest(self) -> Manifest:
@@ -44,6 +45,10 @@ class CachedAnchors:
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of a step."""
         return self.loader.batch(step, batch_size, self._context.seed, rank, world_size)
+
+    def hold_out(self, indices: Tensor) -> None:
+        """Leave these anchors out of all steps."""
+        self.loader.hold_out(indices)
 
     def take(self, indices: Tensor) -> AnchorBatch:
         """Chosen anchors."""

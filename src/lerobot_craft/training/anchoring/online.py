@@ -19,7 +19,7 @@ from lerobot_craft.anchors.build import Job
 from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import Scale
-from lerobot_craft.anchors.order import by_origin, visit
+from lerobot_craft.anchors.order import by_origin, visit, without
 from lerobot_craft.anchors.recipe import digest
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
@@ -61,7 +61,8 @@ class OnlineAnchors:
         self.num_anchors = len(job.plan)
         self.source = context.config.source(job.adapter.reads_instruction)
         self.instructions = torch.from_numpy(job.plan.instruction)
-        self._origins = by_origin(torch.from_numpy(job.plan.cross))
+        self.cross = torch.from_numpy(job.plan.cross)
+        self._origins = by_origin(self.cross)
         if job.adapter.output_kind == "logits" and self.retained.needs_fixed:
             logger.warning("an online teacher writes its tokens anew at every visit: --craft.teacher=cache is faster")
         self._scales, self._layer_scales = self._measure()
@@ -70,6 +71,10 @@ class OnlineAnchors:
         """The anchors of a step under the noise of that step: a function of the arguments and the seed."""
         indices, _, places = visit(self._origins, batch_size, self._seed, step, rank, world_size)
         return self._ask(indices, visit_generators(self._seed, step, places.tolist()), self.retained)
+
+    def hold_out(self, indices: Tensor) -> None:
+        """Leave these anchors out of all steps."""
+        self._origins = without(self._origins, indices)
 
     def take(self, indices: Tensor) -> AnchorBatch:
         """Chosen anchors, under noise of their own."""

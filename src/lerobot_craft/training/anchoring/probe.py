@@ -1,4 +1,8 @@
-"""Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for."""
+"""Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for.
+
+Where there are plenty of anchors that cost nothing (frames of the new task under old instructions), these few are kept
+out of training. A policy may learn its anchors by heart, and the drift on those that hold it does not show that.
+"""
 
 import functools
 import logging
@@ -31,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_FILE = "action_probe.safetensors"
 _INDEX, _INSTRUCTION = "anchor", "instruction"
+_PLENTY = 20  # times as many as the probe takes
 
 
 class ActionDrift(NamedTuple):
@@ -47,9 +52,12 @@ class ActionProbe:
         tasks: Old tasks that they belong to.
         num_anchors: How many.
         in_own_error: Whether 1 is the teacher's own error on that task; else drifts are absolute.
+        held_out: Whether no step visits them.
     """
 
-    def __init__(self, context: Context, anchors: Anchors, batches: Sequence[AnchorBatch]) -> None:
+    def __init__(
+        self, context: Context, anchors: Anchors, batches: Sequence[AnchorBatch], *, held_out: bool = False
+    ) -> None:
         self._adapter = adapter_for(context.teacher.config)
         self._config = context.teacher.config
         self._preprocessor = context.teacher.preprocessor
@@ -60,6 +68,7 @@ class ActionProbe:
         self._units = self._own_errors(anchors)
         self.num_anchors = sum(len(batch) for batch in batches)
         self.in_own_error = self._units is not None
+        self.held_out = held_out
 
     @classmethod
     def prepare(cls, context: Context, anchors: Anchors, output_dir: Path) -> "ActionProbe | None":
@@ -73,18 +82,22 @@ class ActionProbe:
             return None
         path = output_dir / PROBE_FILE
         if context.resumed and main_decides(path.exists):
-            return cls(context, anchors, _read(path, anchors, context.config.anchor_batch_size))
-        chosen = evenly(anchors.instructions, wanted)
-        batches = []
-        for indices in chosen.split(context.config.anchor_batch_size):
-            batch = anchors.actions(indices)
-            if batch is None:
-                _explain_absence(context, path)
-                return None
-            batches.append(batch)
-        if context.accelerator.is_main_process:
-            _write(path, chosen, batches)
-        return cls(context, anchors, batches)
+            chosen, batches = _read(path, anchors, context.config.anchor_batch_size)
+        else:
+            made = anchors.cross.nonzero().squeeze(1)
+            among = made if _are_plenty(anchors, wanted) else torch.arange(anchors.num_anchors)
+            chosen, batches = among[evenly(anchors.instructions[among], wanted)], []
+            for indices in chosen.split(context.config.anchor_batch_size):
+                batch = anchors.actions(indices)
+                if batch is None:
+                    _explain_absence(context, path)
+                    return None
+                batches.append(batch)
+            if context.accelerator.is_main_process:
+                _write(path, chosen, batches)
+        if held_out := _are_plenty(anchors, len(chosen)):
+            anchors.hold_out(chosen)
+        return cls(context, anchors, batches, held_out=held_out)
 
     def measure(self, policy: Any) -> ActionDrift:
         """Drift of a policy's actions from the teacher's. Neither its mode nor any random generator changes."""
@@ -122,6 +135,11 @@ class ActionProbe:
         means = {self.tasks[index]: errors[instruction == index].mean().item() for index in present}
         units = usable_units(means, self._loss_type)
         return [units.get(task, 1.0) for task in self.tasks]
+
+
+def _are_plenty(anchors: Anchors, wanted: int) -> bool:
+    """Whether so many can be spared of those that were made from the new task's frames."""
+    return int(anchors.cross.sum()) >= _PLENTY * wanted
 
 
 def evenly(instructions: Tensor, count: int) -> Tensor:
@@ -167,7 +185,7 @@ def _of_actions(columns: Columns) -> Columns:
     }
 
 
-def _read(path: Path, anchors: Anchors, batch_size: int) -> list[AnchorBatch]:
+def _read(path: Path, anchors: Anchors, batch_size: int) -> tuple[Tensor, list[AnchorBatch]]:
     try:
         columns: Columns = dict(ShardReader(path).columns)
         chosen, instruction = (_dense(columns.pop(name)) for name in (_INDEX, _INSTRUCTION))
@@ -183,7 +201,7 @@ def _read(path: Path, anchors: Anchors, batch_size: int) -> list[AnchorBatch]:
     for rows in torch.arange(len(chosen)).split(batch_size):
         raw = anchors.take(chosen[rows]).raw
         batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows]))
-    return batches
+    return chosen, batches
 
 
 def _dense(column: Column) -> Tensor:

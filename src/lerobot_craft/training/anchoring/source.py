@@ -45,6 +45,7 @@ class Anchors(Protocol):
         tasks: The old instructions, which are the constraint groups, in the order of `AnchorBatch.instruction`.
         num_anchors: How many there are.
         instructions: int64 [num_anchors], the task of each.
+        cross: bool [num_anchors], which are frames of the new task under an old instruction.
         directory: Of the cache; None for an online teacher.
         source: Where their inputs come from: `dataset`, `cross` or `both`.
         stored_bytes: Of the cache on disk; 0 for an online teacher.
@@ -54,12 +55,16 @@ class Anchors(Protocol):
     tasks: Sequence[str]
     num_anchors: int
     instructions: Tensor
+    cross: Tensor
     directory: Path | None
     source: str
     stored_bytes: int
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of the n-th anchor step, counted from 0; a function of the arguments and the run's seed."""
+
+    def hold_out(self, indices: Tensor) -> None:
+        """Leave these anchors out of all steps."""
 
     def take(self, indices: Tensor) -> AnchorBatch:
         """Chosen anchors."""

@@ -232,6 +232,7 @@ class Recorder:
             peak=peak,
             checkpoint=self.checkpoint_dir or last_checkpoint(cfg.output_dir),
             eval_flags=train_steps.eval_flags(cfg),
+            held_out=self._probe.num_anchors if self._probe is not None and self._probe.held_out else 0,
         )
         for line in text.splitlines():
             logger.info(line)

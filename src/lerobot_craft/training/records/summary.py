@@ -20,6 +20,9 @@ from lerobot_craft.training.records.lines import (
 )
 from lerobot_craft.training.records.outcomes import Outcome
 
+_ABSOLUTE = "absolute"
+_BY_HEART = 2.0  # times the drift on anchors that were visited
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -66,6 +69,7 @@ def summary(
     peak: Peak,
     checkpoint: Path | None,
     eval_flags: Mapping[str, object],
+    held_out: int = 0,
 ) -> str:
     """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
 
@@ -79,8 +83,10 @@ def summary(
         peak: Memory in use, as measured.
         checkpoint: The last one (`.../checkpoints/000100`); None if this process wrote none.
         eval_flags: See `eval_command`.
+        held_out: Anchors of the action drift, if no step visited them.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
+    lines += _by_heart_lines(config, epsilon, retained, held_out)
     memory = cost_lines("memory:", costs) or ["memory: none"]
     lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
     lines += [f"  {line}" for line in _peak_lines(peak)]
@@ -110,6 +116,24 @@ def _retained_lines(config: CraftConfig, epsilon: float | None, retained: Sequen
         title += f" (drift: mean of the last anchor steps against the budget; {budget_unit(config)})"
     names = aligned(["all old tasks" if outcome.task is None else repr(outcome.task) for outcome in measured])
     return [f"{title}:", *(f"  {name} | {_fate(o, epsilon)}" for name, o in zip(names, measured, strict=True))]
+
+
+def _by_heart_lines(
+    config: CraftConfig, epsilon: float | None, retained: Sequence[Outcome], held_out: int
+) -> list[str]:
+    """Say so where the anchors were learned and not what they stand for: comparable where actions are retained."""
+    comparable = config.retention_mode == "action" and config.loss_type is None and config.epsilon_unit != _ABSOLUTE
+    overall = next((outcome for outcome in retained if outcome.task is None), None)
+    if not held_out or not comparable or epsilon is None or overall is None:
+        return []
+    visited, unseen = overall.drift, overall.last_action_drift
+    if visited is None or unseen is None or unseen <= epsilon or unseen < _BY_HEART * visited:
+        return []
+    return [
+        f"  On {held_out} anchors that no step visited the actions drifted by {number(unseen)}, where the budget is "
+        f"{number(epsilon)} and the others show {number(visited)}: those were learned by heart. More of them "
+        "(--craft.num_anchors) hold better."
+    ]
 
 
 def _fate(outcome: Outcome, epsilon: float | None) -> str:
