@@ -48,6 +48,8 @@ class Counted(Method):
 class Drifting:
     """A probe whose drift is the number of times that it was asked."""
 
+    held_out = False
+
     tasks = TASKS
 
     def __init__(self, *, spoiled=None):
