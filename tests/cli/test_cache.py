@@ -31,7 +31,7 @@ def test_build_info_verify(line, checkpoints, tmp_path, capsys):
     assert "12/12" in built.err  # the bar
     assert main(["cache", "info", str(tmp_path / "cache")]) == 0
     told = capsys.readouterr().out
-    assert "action: the policy's output, 8 draws" in told
+    assert "action: the policy's output, up to 64 logits per token" in told
     assert "per anchor" in told
     assert "'press it'  unit (demonstrations, n=4)" in told
     assert main(["cache", "verify", str(tmp_path / "cache"), f"--policy.path={checkpoints('pi0_fast')}"]) == 0

@@ -34,7 +34,9 @@ def _what(store: AnchorStore) -> str:
         return f"layers {', '.join(values['layers_to_save'])}, pooling {values['pooling']}"
     if store.manifest.kind == "token_ce":
         return "the teacher's tokens"
-    return f"the policy's output, {values['num_draws']} draws, up to {values['top_k']} logits per token"
+    draws = f", {values['num_draws']} draws of each" if values["num_draws"] > 1 else ""
+    logits = f", up to {values['top_k']} logits per token" if "kept" in store.manifest.columns else ""
+    return f"the policy's output{draws}{logits}"
 
 
 def _sources(store: AnchorStore) -> str:
