@@ -17,45 +17,46 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import torch
-
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
 from lerobot_craft.anchors.build import build_cache
-from lerobot_craft.anchors.loader import AnchorLoader, open_cache, retained_of
+from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
-from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.policies import adapter_for, mode
-from lerobot_craft.teacher.load import Teacher, load_teacher
-from lerobot_craft.training.anchoring.asking import policy_inputs
-from lerobot_craft.training.anchoring.budget_units import units_of
+from lerobot_craft.bench.drift import drift_on
+from lerobot_craft.lerobot_api.rollouts import Player
+from lerobot_craft.teacher.load import load_teacher
 from lerobot_craft.training.config import CraftConfig
 
 CHECKPOINT = Path("checkpoints/last/pretrained_model")
 OTHER_SEED = 77_001  # of no run
-BATCH = 64
+ON_CPU = ("--device=cpu",)
 
 
 def measured(cell: Path, fresh: int) -> dict[str, Any]:
     """The drift of a cell's policy on its anchors and on as many fresh ones."""
     checkpoint = cell / "train" / CHECKPOINT
     run = json.loads((cell / "train/run.json").read_text())
-    student = load_teacher(checkpoint, ["--device=cpu"])
+    student = loaded(checkpoint)
     own = open_cache(cell / "anchors", verify=False)
     with tempfile.TemporaryDirectory() as scratch:
         config = same_recipe(checkpoint, Path(scratch) / "fresh", fresh)
-        build_cache(prepare(config, load_teacher(run["teacher"], ["--device=cpu"])), config.output_dir, ranks=Ranks())
+        build_cache(prepare(config, load_teacher(run["teacher"], ON_CPU)), config.output_dir, ranks=Ranks())
         unseen = drift_on(student, open_cache(config.output_dir))
     visits = run["batch_size"] * run["steps"]  # as many anchors as samples in every step
     return {
         "cell": cell.name,
         "anchors": len(own.store),
         "visits_of_each": visits / len(own.store),
-        "drift_on_its_anchors": drift_on(student, own),
-        "drift_on_fresh_ones": unseen,
+        "drift_on_its_anchors": fmean(drift_on(student, own).values()),
+        "drift_on_fresh_ones": fmean(unseen.values()),
     }
+
+
+def loaded(checkpoint: Path) -> Player:
+    policy = load_teacher(checkpoint, ON_CPU)
+    return Player(policy.policy, policy.preprocessor, policy.postprocessor, policy.config)
 
 
 def same_recipe(checkpoint: Path, directory: Path, anchors: int) -> BuildConfig:
@@ -66,23 +67,6 @@ def same_recipe(checkpoint: Path, directory: Path, anchors: int) -> BuildConfig:
     craft = CraftConfig(**{name: value for name, value in saved.items() if name in known})
     config = craft.build_config(directory, DatasetFlags(new["repo_id"], new["root"] or ""), OTHER_SEED)
     return dataclasses.replace(config, num_samples=anchors)
-
-
-@torch.no_grad()
-def drift_on(student: Teacher, anchors: AnchorLoader) -> float:
-    adapter, manifest = adapter_for(student.config), anchors.manifest
-    retained = retained_of(manifest, adapter, student.policy)
-    loss_type = retained.loss_types(adapter)[0]
-    drifts, tasks = [], []
-    with mode(student.policy, train=adapter.train_mode):
-        for indices in torch.arange(len(anchors.store)).split(BATCH):
-            batch = anchors.take(indices)
-            inputs = policy_inputs(batch.raw, student.preprocessor)
-            drifts.append(student_drift(adapter, student.policy, inputs, batch.columns, retained, loss_type))
-            tasks.append(batch.instruction)
-    drift, task = torch.cat(drifts), torch.cat(tasks)
-    units = units_of(manifest.scales, manifest.instructions, loss_type)
-    return fmean(drift[task == number].mean().item() / unit for number, unit in enumerate(units))
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:

@@ -67,21 +67,22 @@ def measure_drift(player: Player, reference: Path, tasks: Sequence[str], instruc
         instructions: Theirs, in the same order.
     """
     names = dict(zip(instructions, tasks, strict=True))
-    action = _per_task(player, open_cache(reference / _ACTION, verify=False), names)
-    hidden = _per_task(player, open_cache(reference / _HIDDEN, verify=False), names) if _has_hidden(reference) else {}
+
+    def by_name(kind: str) -> dict[str, float]:
+        found = drift_on(player, open_cache(reference / kind, verify=False))
+        return {names[instruction]: drift for instruction, drift in found.items()}
+
+    action = by_name(_ACTION)
+    hidden = by_name(_HIDDEN) if (reference / _HIDDEN).is_dir() else {}
     return Drift(_mean(action), _mean(hidden), action, hidden)
-
-
-def _has_hidden(reference: Path) -> bool:
-    return (reference / _HIDDEN).is_dir()
 
 
 def _mean(per_task: dict[str, float]) -> float | None:
     return sum(per_task.values()) / len(per_task) if per_task else None
 
 
-def _per_task(player: Player, anchors: AnchorLoader, names: dict[str, str]) -> dict[str, float]:
-    """Mean drift of each task, by name."""
+def drift_on(player: Player, anchors: AnchorLoader) -> dict[str, float]:
+    """Mean drift of a policy on all anchors of a cache, by instruction, in the units of `measure_drift`."""
     adapter, manifest = adapter_for(player.config), anchors.manifest
     policy = unwrapped(player.policy)
     retained = retained_of(manifest, adapter, policy)
@@ -102,6 +103,6 @@ def _per_task(player: Player, anchors: AnchorLoader, names: dict[str, str]) -> d
             of_task.append(batch.instruction)
     drift, instruction = torch.cat(drifts), torch.cat(of_task)
     return {
-        names[text]: drift[instruction == index].mean().item() / units[index]
+        text: drift[instruction == index].mean().item() / units[index]
         for index, text in enumerate(manifest.instructions)
     }
