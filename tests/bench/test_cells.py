@@ -58,6 +58,18 @@ def test_policies_share_demonstrations_unless_one_needs_more(bench_settings):
     assert [(cell.old_episodes, cell.new_episodes) for cell in asked] == [(7, 3)]
 
 
+def test_scenarios_of_one_trunk_share_demonstrations_and_base_and_no_run(bench_settings):
+    cells = plan_cells(bench_settings(scenarios=("trio-drawer", "trio-window", "trio-door"), methods=("naive",)))
+    assert [cell.kind for cell in cells] == ["demos", "base", "run", "run", "run"]
+    demos, base, *runs = cells
+    assert base.name == "trio-smolvla-seed0"
+    assert base.tasks[5:] == ("drawer-close", "window-open", "door-unlock")
+    assert [run.tasks[5:] for run in runs] == [("drawer-close",), ("window-open",), ("door-unlock",)]
+    assert {run.start for run in runs} == {base.checkpoint}
+    alone = plan_cells(bench_settings(scenarios=("trio-window",), methods=("naive",)))
+    assert [cell.digest for cell in alone] == [demos.digest, base.digest, runs[1].digest]
+
+
 def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):
     settings = bench_settings()
     moved = replace(settings, output_dir=tmp_path / "elsewhere")

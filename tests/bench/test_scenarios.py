@@ -1,10 +1,11 @@
 import pytest
 
 from lerobot_craft.bench.metaworld.tasks import TASKS, find_task
-from lerobot_craft.bench.scenarios import SCENARIOS, Scenario, find_scenario
+from lerobot_craft.bench.scenarios import SCENARIOS, Scenario, find_scenario, trunk_of
 from lerobot_craft.errors import CraftError
 
-SINGLE = [scenario for scenario in SCENARIOS.values() if len(scenario.old) == 5]
+SINGLE = [scenario for scenario in SCENARIOS.values() if len(scenario.old) == 5 and not scenario.trunk]
+TRIO = [scenario for scenario in SCENARIOS.values() if scenario.trunk == "trio"]
 
 
 def tasks_of(role):
@@ -44,6 +45,27 @@ def test_the_sequence_comes_back_to_scenes_of_the_base_and_of_its_own():
         ("drawer-open", "drawer-close"),
         ("door-lock", "door-unlock"),
     )
+
+
+def test_three_scenarios_start_from_one_base_and_each_comes_back_to_a_scene_of_it():
+    assert [scenario.pair for scenario in TRIO] == [
+        ("drawer-open", "drawer-close"),
+        ("window-close", "window-open"),
+        ("door-lock", "door-unlock"),
+    ]
+    trunks = [trunk_of(scenario) for scenario in TRIO]
+    assert trunks == [Scenario("trio", "final", TRIO[0].old, ("drawer-close", "window-open", "door-unlock"))] * 3
+
+
+def test_a_scenario_without_others_is_its_own_trunk():
+    assert trunk_of(SCENARIOS["drawer"]) is SCENARIOS["drawer"]
+
+
+def test_scenarios_with_other_old_tasks_cannot_share_a_base(monkeypatch):
+    other = Scenario("other", "final", old=("drawer-open",), new=("drawer-close",), trunk="trio")
+    monkeypatch.setitem(SCENARIOS, "other", other)
+    with pytest.raises(CraftError, match="'trio' share base policies, and their old tasks differ"):
+        trunk_of(TRIO[0])
 
 
 def test_one_to_tune_on_has_no_two_tasks_of_a_scene():

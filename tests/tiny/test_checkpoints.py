@@ -217,3 +217,30 @@ def test_pi0_fast_decodes_from_the_prompt_it_was_trained_on(checkpoints):
     likeliest = logits.argmax(dim=-1)
     assert mask.sum() > 3
     assert torch.equal(likeliest[mask], written[mask])
+
+
+def test_pi0_fast_without_its_padding_has_lerobots_loss_and_gradients(checkpoint, monkeypatch):
+    from lerobot.policies.pi0_fast.modeling_pi0_fast import PI0FastPytorch
+
+    policy, preprocess, _ = load(checkpoint("pi0_fast"))
+    batch = preprocess(robot.batch("pi0_fast", size=4))
+    lengths, stock_forward = [], PI0FastPytorch.forward
+
+    def watched(network, images, image_masks, prompt, prompt_mask, actions, action_mask):
+        lengths.append((prompt.shape[1], actions.shape[1]))
+        return stock_forward(network, images, image_masks, prompt, prompt_mask, actions, action_mask)
+
+    def loss_and_gradients():
+        policy.zero_grad()
+        loss, _ = policy(batch)
+        loss.backward()
+        return loss.item(), [p.grad.clone() for p in policy.parameters() if p.grad is not None]
+
+    monkeypatch.setattr(PI0FastPytorch, "forward", watched)
+    stock, stock_gradients = loss_and_gradients()
+    policy.config.leave_out_padding = True
+    shorter, gradients = loss_and_gradients()
+    assert all(now < before for before, now in zip(*lengths, strict=True)), lengths
+    assert shorter == pytest.approx(stock, rel=1e-5)
+    for one, other in zip(gradients, stock_gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

@@ -40,7 +40,7 @@ MEASURED = {
     "retention_freq": 1,
     "retention_mode": "action",
     "anchor_source": "auto",
-    "num_anchors": 2000,
+    "num_anchors": None,  # by the policy: tests/anchors/test_recipe.py
     "walked_states": 0.5,
     "drawn_states": 0.7,
     "num_draws": 8,

@@ -14,7 +14,7 @@ _MODE = "retention_mode"
 class DocumentsBuild(BuildConfig):
     """Hidden states, on frames of the old datasets."""
 
-    num_samples: int = 1000
+    num_samples: int | None = 1000
     anchor_source: str = "dataset"
     drawn_states: float = 0.0
     walked_states: float = 0.0

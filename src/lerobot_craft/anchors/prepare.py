@@ -9,7 +9,7 @@ import numpy as np
 
 from lerobot_craft.anchors.build import Job, OpenDataset
 from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, num_anchors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
     dataset_fingerprint,
@@ -49,7 +49,7 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         _check_features(adapter, teacher, opened)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
-        config.num_samples,
+        num_anchors(config.num_samples, config.old_frames, adapter),
         config.seed,
         [_source(opened) for opened in old],
         [_source(opened) for opened in new],

@@ -16,6 +16,9 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter
 
 _PAIR: Pooling = "vision_mean+text_last"
+# A token policy says the same at every visit of an anchor and learns few by heart; the others are asked under several
+# draws of noise (decision 0017).
+_ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
 _AUTO = "auto"
 
 
@@ -50,6 +53,13 @@ def resolve_source(asked: str, *, old: bool, new: bool) -> str:
     return "both" if old else "cross"
 
 
+def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapter) -> int:
+    """How many anchors a policy gets: as many as were asked for, or (None) as many as it needs beside `old_frames`."""
+    if asked is not None:
+        return asked
+    return (_ANCHORS_OF_TOKENS if adapter.output_kind == "logits" else _ANCHORS) + (old_frames or 0)
+
+
 @dataclass
 class BuildConfig:
     """`craft cache build`."""
@@ -60,8 +70,8 @@ class BuildConfig:
     dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # What it is about to learn: cross anchors pair these frames with the old instructions.
     new_dataset: DatasetFlags = field(default_factory=DatasetFlags)
-    # Number of anchors.
-    num_samples: int = 2000
+    # Number of anchors. Unset: 2,000, of a policy that answers in tokens 8,000; and --old_frames on top.
+    num_samples: int | None = None
     # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both | auto: by which
     # datasets there are.
     anchor_source: str = "auto"

@@ -217,7 +217,7 @@ class Run(Cell):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Its flags without paths, which checkpoint counts, and how it is evaluated."""
+        """Its flags without paths, what it learns, which checkpoint counts, and how it is evaluated."""
         policy = self.base.policy
         known = _PLACEHOLDER._replace(
             frames=self.known_frames,
@@ -227,6 +227,7 @@ class Run(Cell):
         return {
             "flags": self.flags | self.method.train_flags(known, self.knob),
             "checkpoint": self.method.checkpoint_of(self.knob),
+            "new_task": self.new_task,  # scenarios of one trunk have the same base
             "stage": self.stage,
             "evaluation": self.settings.evaluation_inputs,
         }

@@ -56,7 +56,7 @@ def _collected(
         new_task=run.new_task,
         same_scene=same_scene(run),
         anchors=_anchors(run, last, results[run.base.demos.digest]),
-        base=results[run.base.digest].rates,
+        base={task: rate for task, rate in results[run.base.digest].rates.items() if task in run.tasks},
         after=last.rates,
         stages=[Stage(stage.new_task, of.rates) for stage, of in zip(stages, found, strict=True)]
         if run.is_sequence

@@ -104,14 +104,8 @@ def _recipe(known: Known) -> Flags:
     without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
     if known.frames == 0:
         return without
-    # As many new frames under old instructions as without old frames.
-    pairs = CraftConfig.num_anchors
-    return {
-        **without,
-        **_with_old_data(known),
-        "craft.num_anchors": pairs + known.frames,
-        "craft.old_frames": known.frames,
-    }
+    # These come on top: there are as many new frames under old instructions as without.
+    return {**without, **_with_old_data(known), "craft.old_frames": known.frames}
 
 
 def _recipe_with(**changes: object) -> Callable[[Known], Flags]:
@@ -174,11 +168,12 @@ METHODS = {
             source="both",
         ),
         Method(
-            "craft_8k",
-            "CRaFT with 8,000 anchors",
+            "craft_2k",
+            "CRaFT with 2,000 anchors",
             "none",
-            _recipe_with(num_anchors=8000),
+            _recipe_with(num_anchors=2000),
             _STRENGTH,
+            policies=("pi0_fast",),  # of the others it is the default
             needs_instructions=True,
             source="cross",
         ),

@@ -6,7 +6,7 @@ from lerobot_craft.bench.cells import Base, Cell, Demos, Run
 from lerobot_craft.bench.method import Method
 from lerobot_craft.bench.methods import method_named
 from lerobot_craft.bench.policies import BenchPolicy, policy_named
-from lerobot_craft.bench.scenarios import Scenario, find_scenario
+from lerobot_craft.bench.scenarios import Scenario, find_scenario, trunk_of
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.errors import CraftError
 
@@ -28,23 +28,24 @@ def plan_runs(settings: BenchSettings) -> list[Run]:
     for scenario in map(find_scenario, settings.scenarios):
         for policy in map(policy_named, settings.policies):
             _check_policy(policy, scenario)
+            trunk = trunk_of(scenario)
             demos = Demos(
                 settings,
-                scenario,
+                trunk,
                 settings.old_episodes or policy.old_episodes,
                 settings.new_episodes or policy.new_episodes,
             )
             for seed in settings.seeds:
-                base = Base(settings, scenario, policy, seed, demos)
+                base = Base(settings, trunk, policy, seed, demos)
                 for method in map(method_named, settings.methods):
-                    runs |= {(method.name, run.digest): run for run in _runs_of(method, base)}
+                    runs |= {(method.name, run.digest): run for run in _runs_of(method, base, scenario)}
     if not runs:
         raise CraftError("nothing is left to run: these --methods need old frames (--anchors) or another --policy")
     return list(runs.values())
 
 
-def _runs_of(method: Method, base: Base) -> Iterator[Run]:
-    settings, scenario = base.settings, base.scenario
+def _runs_of(method: Method, base: Base, scenario: Scenario) -> Iterator[Run]:
+    settings = base.settings
     if not _exists_for(method, base.policy):
         return
     for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):

@@ -123,11 +123,20 @@ POLICIES = {
         ),
         BenchPolicy(
             "pi0_fast",
-            base=Training(steps=5000, learning_rate=1.5e-3, warmup_steps=100, batch_size=32),
-            fine_tuning=Training(steps=1200, learning_rate=5e-4, warmup_steps=50, batch_size=32),
+            base=Training(steps=9000, learning_rate=1.5e-3, warmup_steps=100, batch_size=32),
+            fine_tuning=Training(steps=800, learning_rate=1e-3, warmup_steps=50, batch_size=32),
             old_episodes=200,  # from 50 it learns them by heart: success 0.78
             new_episodes=100,
-            sizes={"vision_depth": 1, "patch_size": 16},  # one token again
+            # One token per image again; wide and shallow, with few heads: as good as the default at 0.6 of its time.
+            sizes={"width": 96, "depth": 3, "mlp_dim": 192, "num_heads": 4, "vision_depth": 1, "patch_size": 16},
+            # The suite's longest prompt, all of whose numbers may be negative; five tokens around the actions, and of
+            # these 99.9 % of chunks have at most 18.
+            settings={
+                "tokenizer_max_length": 31,
+                "max_action_tokens": 30,
+                "max_decoding_steps": 29,
+                "leave_out_padding": True,
+            },
             image_side="image_resolution",
             hidden_layers="all",
         ),

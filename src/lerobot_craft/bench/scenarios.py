@@ -23,12 +23,15 @@ class Scenario:
         role: what it may be used for.
         old: what the base policy is trained on, together.
         new: what it is fine-tuned on, in this order.
+        trunk: scenarios of one trunk have the same old tasks and share demonstrations and base policies; empty: a trunk
+            of its own.
     """
 
     name: str
     role: Role
     old: tuple[str, ...]
     new: tuple[str, ...]
+    trunk: str = ""
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -91,6 +94,17 @@ _TABLE = (
         old=("window-close", "dial-turn", "door-unlock", "coffee-button", "drawer-close"),
         new=("window-open",),
     ),
+    # Three new tasks, each from the same base policies: what costs most is trained once.
+    *(
+        Scenario(
+            f"trio-{name}",
+            "final",
+            old=("drawer-open", "window-close", "door-lock", "coffee-button", "button-front"),
+            new=(new,),
+            trunk="trio",
+        )
+        for name, new in (("drawer", "drawer-close"), ("window", "window-open"), ("door", "door-unlock"))
+    ),
     Scenario(
         "sequence",
         "final",
@@ -107,3 +121,14 @@ def find_scenario(name: str) -> Scenario:
     if name not in SCENARIOS:
         raise CraftError(f"There is no scenario {name!r}. There are: {', '.join(SCENARIOS)}.")
     return SCENARIOS[name]
+
+
+def trunk_of(scenario: Scenario) -> Scenario:
+    """What its base policies are made for: its old tasks, and the new tasks of all scenarios that share them."""
+    if not scenario.trunk:
+        return scenario
+    sharing = [other for other in SCENARIOS.values() if other.trunk == scenario.trunk]
+    if any(other.old != scenario.old for other in sharing):
+        raise CraftError(f"The scenarios of {scenario.trunk!r} share base policies, and their old tasks differ.")
+    new = dict.fromkeys(task for other in sharing for task in other.new)
+    return Scenario(scenario.trunk, scenario.role, scenario.old, tuple(new))

@@ -15,6 +15,9 @@ class PI0FastTinyConfig(PI0FastConfig):  # type: ignore[misc]
 
     Attributes:
         sizes: What to build at; None is lerobot's full size.
+        leave_out_padding: Train on a batch up to its longest prompt and its longest chunk, where lerobot computes as
+            many tokens as there could be: the same loss, in about half of the time at these sizes.
     """
 
     sizes: TinySizes | None = field(default_factory=TinySizes)
+    leave_out_padding: bool = False

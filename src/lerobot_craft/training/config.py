@@ -103,7 +103,8 @@ class CraftConfig:
     old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # For cross: a file with one instruction per line, or the instructions with ; between them.
     old_instructions: str | None = None
-    num_anchors: int = 2000
+    # Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
+    num_anchors: int | None = None
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch.
     old_frames: int | None = None
     # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
@@ -219,8 +220,9 @@ class CraftConfig:
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise CraftError(f"--craft.{name} must be at least 1; got {getattr(self, name)}")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise CraftError(f"--craft.{name} must be at least 1; got {value}")
         for name in _AT_LEAST_ZERO:
             if getattr(self, name) < 0:
                 raise CraftError(f"--craft.{name} must be 0 or more; got {getattr(self, name)}")

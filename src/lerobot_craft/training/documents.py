@@ -15,7 +15,7 @@ class DocumentsConfig(CraftConfig):
     retention_freq: int = 5
     retention_mode: str = DocumentsBuild.retention_mode
     anchor_source: str = DocumentsBuild.anchor_source
-    num_anchors: int = DocumentsBuild.num_samples
+    num_anchors: int | None = DocumentsBuild.num_samples
     walked_states: float = DocumentsBuild.walked_states
     drawn_states: float = DocumentsBuild.drawn_states
     num_draws: int = DocumentsBuild.num_draws

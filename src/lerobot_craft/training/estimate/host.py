@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from lerobot_craft.anchors.loader import DECODED_BYTES
+from lerobot_craft.anchors.recipe import num_anchors
 from lerobot_craft.training.anchoring.frames_in_memory import KEPT_BYTES
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.estimate.method_parts import MethodParts
@@ -18,10 +19,10 @@ def host_parts(cfg: Any, craft: CraftConfig, parts: MethodParts) -> dict[str, in
         return {"old frames": craft.replay_frames * (pixels * _FLOAT32 + _numbers(cfg))}
     if parts.anchoring is None:
         return {}
+    asked = num_anchors(craft.num_anchors, craft.old_frames, parts.anchoring.adapter)
+    count = parts.manifest.num_anchors if parts.manifest else asked
     if craft.teacher == "online":
-        frames = craft.num_anchors * (pixels + _numbers(cfg))
-        return {"anchors' frames": min(KEPT_BYTES, frames)}
-    count = parts.manifest.num_anchors if parts.manifest else craft.num_anchors
+        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + _numbers(cfg)))}
     decoded = count * pixels
     found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0}
     if parts.manifest is not None:

@@ -1,0 +1,35 @@
+"""How many anchors a policy gets."""
+
+import pytest
+
+from lerobot_craft.anchors.prepare import prepare
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, num_anchors
+from lerobot_craft.policies.act import ACTAdapter
+from lerobot_craft.policies.pi0_fast import PI0FastAdapter
+from lerobot_craft.policies.smolvla import SmolVLAAdapter
+
+
+def test_a_policy_that_answers_in_tokens_gets_more():
+    assert num_anchors(None, None, PI0FastAdapter()) == 8000
+    assert num_anchors(None, None, SmolVLAAdapter()) == num_anchors(None, None, ACTAdapter()) == 2000
+
+
+@pytest.mark.parametrize("adapter", [PI0FastAdapter(), SmolVLAAdapter()])
+def test_who_asks_for_a_number_gets_it(adapter):
+    assert num_anchors(7, None, adapter) == num_anchors(7, 3, adapter) == 7
+
+
+def test_old_frames_come_on_top_where_no_number_is_asked_for():
+    assert num_anchors(None, 20, SmolVLAAdapter()) == 2020
+
+
+@pytest.mark.parametrize(("policy", "cross"), [("pi0_fast", 8000), ("smolvla", 2000)])
+def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
+    config = BuildConfig(
+        output_dir=tmp_path,
+        dataset=DatasetFlags("local/old", str(anchor_data / "old")),
+        new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
+        old_frames=6,
+    )
+    plan = prepare(config, teachers(policy)).plan
+    assert (plan.requested, int((~plan.cross).sum())) == (cross + 6, 6)
