@@ -13,7 +13,7 @@ usage: POLICY=... DATASET=... OLD_DATASET=... [VARIABLE=...] bash scripts/train_
                     (instead of OLD_DATASET: no old frame is needed; with it: which of its tasks are kept)
   OUTPUT            where the run goes; default outputs/train_craft/<time>
   ANCHORS           where the anchors go, and are found again; default OUTPUT_anchors
-  NUM_ANCHORS       default 2000
+  NUM_ANCHORS       default 2000, for pi0_fast 8000
   STEPS             default 20000
   BATCH_SIZE        new frames per step, and as many anchors; default 8
 
@@ -41,16 +41,16 @@ command -v craft >/dev/null || { echo "train_craft: there is no command craft: r
 
 OUTPUT=${OUTPUT:-$root/outputs/train_craft/$(date +%Y%m%d_%H%M%S)_$$}
 ANCHORS=${ANCHORS:-${OUTPUT}_anchors}
-NUM_ANCHORS=${NUM_ANCHORS:-2000}
 BATCH_SIZE=${BATCH_SIZE:-8}
 
-anchors=(--policy.path="$POLICY" --output_dir="$ANCHORS" --num_samples="$NUM_ANCHORS" --new_dataset.repo_id="$DATASET")
+anchors=(--policy.path="$POLICY" --output_dir="$ANCHORS" --new_dataset.repo_id="$DATASET")
 train=(--policy.path="$POLICY" --output_dir="$OUTPUT" --steps="${STEPS:-20000}" --batch_size="$BATCH_SIZE"
   --dataset.repo_id="$DATASET")
 if [ -n "${DATASET_ROOT:-}" ]; then
   anchors+=(--new_dataset.root="$DATASET_ROOT")
   train+=(--dataset.root="$DATASET_ROOT")
 fi
+if [ -n "${NUM_ANCHORS:-}" ]; then anchors+=(--num_samples="$NUM_ANCHORS"); fi
 if [ -n "${OLD_DATASET:-}" ]; then anchors+=(--dataset.repo_id="$OLD_DATASET"); fi
 if [ -n "${OLD_DATASET_ROOT:-}" ]; then anchors+=(--dataset.root="$OLD_DATASET_ROOT"); fi
 if [ -n "${OLD_INSTRUCTIONS:-}" ]; then anchors+=(--old_instructions="$OLD_INSTRUCTIONS"); fi
