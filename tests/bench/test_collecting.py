@@ -53,6 +53,12 @@ def test_a_policy_without_instructions_has_its_anchors_from_old_frames(bench_set
     }
 
 
+@pytest.mark.parametrize(("scenario", "trunk"), [("trio-door", "trio"), ("reach", None)])
+def test_a_run_says_whose_base_it_shares(bench_settings, scenario, trunk):
+    settings = bench_settings(scenarios=(scenario,), methods=("naive",), anchors=(0,))
+    assert collected(settings, all_finished(settings))["naive", 0].trunk == trunk
+
+
 def test_a_run_that_is_not_finished_is_left_out(bench_settings):
     settings = bench_settings()
     results = all_finished(settings)

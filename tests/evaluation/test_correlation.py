@@ -63,5 +63,12 @@ def test_one_base_gives_no_interval(runs):
     assert (found.low, found.high) == (None, None)
 
 
+def test_scenarios_that_share_their_base_are_one_group(runs):
+    own = [replace(run, trunk="t") for run in runs if run.seed == 0]
+    assert len({run.scenario for run in own}) > 3
+    assert spearman_of(pairs_per_run(own, "action")).low is None
+    assert spearman_of(pairs_per_run([replace(run, trunk=None) for run in own], "action")).low is not None
+
+
 def test_sequences_are_left_out():
     assert correlate(made_sequences()) == {}

@@ -36,10 +36,10 @@ def test_an_envelope_holds_all():
     assert envelope([(0.2, 0.5), (0.3, 0.9), (0.25, 0.4)]) == (0.2, 0.9)
 
 
-def cells(*scenarios):
+def cells(*scenarios, trunk=None):
     """Cells of nested lists: scenarios of seeds of values per task."""
     return [
-        Cell(f"s{i}", j, f"t{k}", value)
+        Cell(f"s{i}", j, f"t{k}", value, trunk)
         for i, seeds in enumerate(scenarios)
         for j, values in enumerate(seeds)
         for k, value in enumerate(values)
@@ -80,6 +80,34 @@ def test_a_ragged_tree_is_drawn_as_a_loop_would():
     assert bootstrap_mean(cells(*tree), resamples=20_000) == pytest.approx(tuple(expected), abs=0.02)
 
 
+def test_scenarios_of_one_trunk_draw_their_seeds_and_tasks_together_as_a_loop_would():
+    values = np.random.default_rng(2).random((3, 4, 5))  # scenarios, seeds, tasks
+    rng = np.random.default_rng(5)
+
+    def draw(count):
+        return rng.integers(count, size=count)
+
+    means = [values[np.ix_(draw(3), draw(4), draw(5))].mean() for _ in range(20_000)]
+    expected = np.quantile(means, [0.025, 0.975])
+    found = bootstrap_mean(cells(*values.tolist(), trunk="t"), resamples=20_000)
+    assert found == pytest.approx(tuple(expected), abs=0.01)
+
+
+def test_one_base_for_all_scenarios_is_less_sure_than_one_for_each():
+    seeds = [[1.0] * 5, [0.2] * 5, [0.9] * 5]
+    (low, high), (own_low, own_high) = (bootstrap_mean(cells(seeds, seeds, seeds, trunk=t)) for t in ("t", None))
+    # The three scenarios say the same thing three times.
+    assert (low, high) == pytest.approx(bootstrap_mean(cells(seeds)), abs=0.05)
+    assert high - low > 1.5 * (own_high - own_low)
+
+
+def test_a_trunk_leaves_other_scenarios_as_they_are():
+    shared, own = cells([[0.5] * 3] * 3, [[0.5] * 3] * 3, trunk="t"), cells([[0.1, 0.9, 0.4], [0.7, 0.2, 0.3]])
+    own = [Cell("own", cell.seed, cell.task, cell.value) for cell in own]
+    alone = [Cell(cell.scenario, cell.seed, cell.task, cell.value) for cell in shared]
+    assert bootstrap_mean(shared + own) == bootstrap_mean(alone + own)
+
+
 def test_the_interval_covers_the_truth_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
     covered = 0
@@ -97,9 +125,9 @@ def test_equal_seeds_give_equal_intervals_and_equal_values_a_point():
     assert bootstrap_mean(cells([[0.1] * 3] * 3)) == (pytest.approx(0.1), pytest.approx(0.1))
 
 
-def test_the_order_of_tasks_does_not_matter():
+def test_the_order_of_seeds_and_tasks_does_not_matter():
     tree = cells([[0.1, 0.4, 0.8], [0.8, 0.2, 0.0]], [[0.5, 0.7, 0.9]])
-    other = sorted(tree, key=lambda cell: (cell.scenario, cell.seed, -cell.value))
+    other = sorted(tree, key=lambda cell: (cell.scenario, -cell.seed, -cell.value))
     assert [cell.task for cell in other] != [cell.task for cell in tree]
     assert bootstrap_mean(other) == bootstrap_mean(tree)
 

@@ -49,7 +49,7 @@ def test_the_file_has_the_fields_that_others_read(path):
     assert set(run) == {
         "method", "label", "seed", "policy", "scenario", "role", "new_task", "same_scene", "anchors", "base", "after",
         "stages", "n_episodes", "steps", "train_seconds", "step_overhead", "drift", "lambda_final", "eps_final", "knob",
-        "command",
+        "command", "trunk",
     }  # fmt: skip
     assert {"source", "frames", "bytes", "cached_bytes"} < set(run["anchors"])
     assert {"action", "hidden"} < set(run["drift"])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from lerobot_craft.evaluation.intervals import wilson
+from lerobot_craft.evaluation.intervals import newcombe, wilson
 from lerobot_craft.evaluation.results import Knob, read_results
 from lerobot_craft.evaluation.summary import collect, summarise, summarise_sequences
 from tests.evaluation.made_results import METHODS, SCENES, made_runs, made_sequences
@@ -41,6 +41,22 @@ def test_the_base_comes_first_and_counts_each_policy_once(rows, runs):
     one = {(r.scenario, r.seed): r for r in runs if r.role == "final"}.values()
     expected = [r.base[task] for r in one for task in r.old_tasks]
     assert base.old_mean.value == pytest.approx(sum(expected) / len(expected))
+
+
+def test_a_base_that_scenarios_share_is_counted_once(runs):
+    plain = {(r.scenario, r.seed): r for r in runs if (r.method, r.role) == ("naive", "final")}
+    tasks = dict.fromkeys(("reach", "plate", "lock"), 1.0)
+    shared = [
+        replace(r, base=tasks | {"new": 0.0}, after=tasks | {"new": 1.0}, new_task="new", same_scene=None, trunk="t")
+        for r in plain.values()
+    ]
+    base, row = summarise(shared)
+    n = 3 * 3 * 20  # seeds, tasks, episodes; three scenarios begin with each policy
+    assert (base.old_mean.low, base.old_mean.high) == pytest.approx(wilson(n, n))
+    assert row.old_mean.low == pytest.approx(wilson(3 * n, 3 * n)[0])
+    assert (row.forgotten.low, row.forgotten.high) == pytest.approx(newcombe((n, n), (3 * n, 3 * n)))
+    own, row = summarise([replace(r, trunk=None) for r in shared])
+    assert own.old_mean.low == row.old_mean.low == pytest.approx(wilson(3 * n, 3 * n)[0])
 
 
 def test_means_are_those_of_the_runs(rows, runs):

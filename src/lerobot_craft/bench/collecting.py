@@ -70,6 +70,7 @@ def _collected(
         eps_final=last.eps_final,
         knob=_knob(run, settings),
         command=" && ".join(of.command for of in found),
+        trunk=run.scenario.trunk or None,
     )
 
 

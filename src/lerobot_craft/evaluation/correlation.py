@@ -63,13 +63,13 @@ def pairs_per_task(runs: Iterable[Run], kind: Kind) -> list[Pair]:
 
 
 def spearman_of(pairs: Sequence[Pair], seed: int = 0) -> Correlation | None:
-    """Spearman's rho with a bootstrap that draws whole (scenario, seed) groups: runs of a group share their base."""
+    """Spearman's rho with a bootstrap that draws whole groups of runs that share their base policy."""
     drift = np.array([pair.drift for pair in pairs])
     lost = np.array([pair.lost for pair in pairs])
     if len(pairs) < _FEWEST_PAIRS or np.ptp(drift) == 0 or np.ptp(lost) == 0:
         return None
     rho = float(spearman(drift, lost, np.ones((1, len(pairs))))[0])
-    keys = [(pair.run.scenario, pair.run.seed) for pair in pairs]
+    keys = [(pair.run.trunk or pair.run.scenario, pair.run.seed) for pair in pairs]
     groups = list(dict.fromkeys(keys))
     if len(groups) < _FEWEST_GROUPS:
         return Correlation(rho, None, None, len(pairs))

@@ -19,12 +19,16 @@ type FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured number and where it belongs: one task of one seed of one scenario."""
+    """One measured number and where it belongs: one task of one seed of one scenario.
+
+    Scenarios of one `trunk` begin with the same policy, seed by seed.
+    """
 
     scenario: str
     seed: int
     task: str
     value: float
+    trunk: str | None = None
 
 
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
@@ -61,7 +65,7 @@ def envelope(intervals: Iterable[Interval]) -> Interval:
 
 def nested_mean(cells: Sequence[Cell]) -> float:
     """Mean over scenarios of the mean over seeds of the mean over tasks: many tasks give a scenario no more weight."""
-    values, tasks, seeds = _grid(cells)
+    values, tasks, seeds, _ = _grid(cells)
     per_seed = np.where(tasks > 0, values.sum(axis=2) / np.maximum(tasks, 1), 0.0)  # [scenarios, seeds]
     return float((per_seed.sum(axis=1) / seeds).mean())
 
@@ -73,16 +77,23 @@ def bootstrap_mean(
 
     Cells of one run share a checkpoint and cells of one scenario share demonstrations, so they are no independent
     samples; drawing whole scenarios and whole seeds keeps them together (Davison and Hinkley 1997, section 3.8).
+    Scenarios of one trunk have base policies and old tasks in common, so one draw of seeds and one of tasks holds for
+    all of them (crossed factors, each drawn by itself: Owen 2007, the pigeonhole bootstrap).
     Few scenarios give intervals that are somewhat too narrow; one cell gives a point.
     """
     rng = np.random.default_rng(seed)
-    values, tasks, seeds = _grid(cells)
+    values, tasks, seeds, trunks = _grid(cells)
     scenarios, most_seeds, most_tasks = values.shape
-    shape = (resamples, scenarios, most_seeds, most_tasks)
     scenario = rng.integers(scenarios, size=(resamples, scenarios, 1, 1))
-    drawn_seed = _draw(rng, shape[:3], seeds[scenario[..., 0]])[..., None]  # [resamples, scenarios, seeds, 1]
+    seed_draw = rng.random((resamples, scenarios, most_seeds))
+    task_draw = rng.random((resamples, scenarios, most_seeds, most_tasks))
+    for trunk in sorted(set(trunks) - {None}, key=str):
+        shares = np.array([other == trunk for other in trunks])[scenario]  # [resamples, scenarios, 1, 1]
+        seed_draw = np.where(shares[..., 0], rng.random((resamples, 1, most_seeds)), seed_draw)
+        task_draw = np.where(shares, rng.random((resamples, 1, 1, most_tasks)), task_draw)
+    drawn_seed = _below(seeds[scenario[..., 0]], seed_draw)[..., None]  # [resamples, scenarios, seeds, 1]
     task_count = tasks[scenario, drawn_seed]  # [resamples, scenarios, seeds, 1]
-    drawn_task = _draw(rng, shape, task_count)
+    drawn_task = _below(task_count, task_draw)
     kept = np.arange(most_tasks) < task_count
     sums = np.where(kept, values[scenario, drawn_seed, drawn_task], 0.0).sum(axis=3)
     per_seed = sums / np.maximum(task_count[..., 0], 1)  # [resamples, scenarios, seeds]
@@ -99,17 +110,18 @@ def _exact(bound: float, centre: float) -> float:
     return centre if abs(bound - centre) < _ROUNDING else bound
 
 
-def _draw(rng: np.random.Generator, shape: tuple[int, ...], counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Indices below `counts`, which broadcasts to `shape`."""
-    drawn: NDArray[np.int64] = (rng.random(shape) * counts).astype(np.int64)
+def _below(counts: NDArray[np.int64], draw: FloatArray) -> NDArray[np.int64]:
+    """Indices below `counts`, which broadcasts to `draw`, numbers in [0, 1)."""
+    drawn: NDArray[np.int64] = (draw * counts).astype(np.int64)
     return drawn
 
 
-def _grid(cells: Sequence[Cell]) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64]]:
-    """Values padded with zeros [scenarios, seeds, tasks], tasks per seed [scenarios, seeds], seeds [scenarios]."""
+def _grid(cells: Sequence[Cell]) -> tuple[FloatArray, NDArray[np.int64], NDArray[np.int64], list[str | None]]:
+    """Values padded with zeros [scenarios, seeds, tasks], tasks per seed [scenarios, seeds], seeds and trunks."""
     if not cells:
         raise ValueError("a mean over no cells")
     tree: dict[str, dict[int, dict[str, float]]] = {}
+    trunks = {cell.scenario: cell.trunk for cell in cells}
     for cell in cells:
         tasks = tree.setdefault(cell.scenario, {}).setdefault(cell.seed, {})
         if cell.task in tasks:
@@ -120,8 +132,9 @@ def _grid(cells: Sequence[Cell]) -> tuple[FloatArray, NDArray[np.int64], NDArray
     values = np.zeros((len(tree), most_seeds, most_tasks))
     counts = np.zeros((len(tree), most_seeds), dtype=np.int64)
     for i, seeds in enumerate(tree.values()):
-        for j, tasks in enumerate(seeds.values()):
+        for j, (_, tasks) in enumerate(sorted(seeds.items())):  # in one order, whichever scenario of a trunk it is
             counts[i, j] = len(tasks)
             # A results file has its tasks by name: runs that were read must be drawn as those that were written.
             values[i, j, : len(tasks)] = [tasks[name] for name in sorted(tasks)]
-    return values, counts, np.array([len(seeds) for seeds in tree.values()], dtype=np.int64)
+    seed_counts = np.array([len(seeds) for seeds in tree.values()], dtype=np.int64)
+    return values, counts, seed_counts, [trunks[scenario] for scenario in tree]

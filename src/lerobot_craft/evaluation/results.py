@@ -78,6 +78,7 @@ class Run:
         n_episodes: Episodes behind each rate.
         step_overhead: Time of a step over one of plain fine-tuning; None for plain fine-tuning itself.
         command: The line that repeats the run.
+        trunk: Scenarios of one trunk begin with the same base policy, seed by seed; None for one of its own.
     """
 
     method: str
@@ -101,6 +102,7 @@ class Run:
     eps_final: float | None
     knob: Knob | None
     command: str
+    trunk: str | None = None
 
     @property
     def new_tasks(self) -> list[str]:

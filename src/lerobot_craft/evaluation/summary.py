@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from statistics import NormalDist
 from typing import Any
@@ -93,26 +94,37 @@ def setting_of(run: Run) -> Setting:
     return run.policy, run.role, run.method, run.label, run.frames, flag, value
 
 
-def rate(cells: Sequence[Cell], n_episodes: int) -> Estimate:
+def rate(cells: Sequence[Cell], n_episodes: int, *, before: bool = False) -> Estimate:
     """Mean success with an interval: the wider of Wilson's over all episodes and the bootstrap over runs.
 
     The bootstrap sees how runs differ but is a point where all agree (1.0 in every cell); Wilson's sees how few the
     episodes are but not how runs differ.
+
+    Args:
+        cells: Rates.
+        n_episodes: Episodes behind each.
+        before: Whether they are of base policies, which scenarios of one trunk share.
     """
     value = nested_mean(cells)
-    pooled = wilson(*_pooled(value, len(cells), n_episodes))
+    pooled = wilson(*_pooled(value, _measured(cells, before), n_episodes))
     return Estimate(value, *envelope([pooled, bootstrap_mean(cells), (value, value)]))
 
 
-def difference(first: Sequence[Cell], second: Sequence[Cell], n_episodes: int) -> Estimate:
-    """Mean of `first - second`, cell by cell, with the wider of Newcombe's interval and the paired bootstrap."""
-    pairs = [
-        Cell(a.scenario, a.seed, a.task, a.value - b.value)
-        for a, b in zip(_sorted(first), _sorted(second), strict=True)
-    ]
+def difference(first: Sequence[Cell], second: Sequence[Cell], n_episodes: int, *, before: bool = False) -> Estimate:
+    """Mean of `first - second`, cell by cell, with the wider of Newcombe's interval and the paired bootstrap.
+
+    Args:
+        first: Rates.
+        second: Rates of the same tasks of the same runs.
+        n_episodes: Episodes behind each.
+        before: Whether the first are of base policies, which scenarios of one trunk share.
+    """
+    pairs = [replace(a, value=a.value - b.value) for a, b in zip(_sorted(first), _sorted(second), strict=True)]
     value = nested_mean(pairs)
-    episodes = (len(pairs), n_episodes)
-    pooled = newcombe(_pooled(nested_mean(first), *episodes), _pooled(nested_mean(second), *episodes))
+    pooled = newcombe(
+        _pooled(nested_mean(first), _measured(first, before), n_episodes),
+        _pooled(nested_mean(second), len(second), n_episodes),
+    )
     return Estimate(value, *envelope([pooled, bootstrap_mean(pairs), (value, value)]))
 
 
@@ -140,10 +152,15 @@ def success_matrix(run: Run) -> SuccessMatrix:
 
 def _cells(runs: Iterable[Run], tasks: Callable[[Run], Sequence[str]], before: bool) -> list[Cell]:
     return [
-        Cell(run.scenario, run.seed, task, (run.base if before else run.after)[task])
+        Cell(run.scenario, run.seed, task, (run.base if before else run.after)[task], run.trunk)
         for run in runs
         for task in tasks(run)
     ]
+
+
+def _measured(cells: Sequence[Cell], before: bool) -> int:
+    """How many of them were measured: a base policy once, however many scenarios begin with it."""
+    return len({(cell.trunk or cell.scenario, cell.seed, cell.task) for cell in cells}) if before else len(cells)
 
 
 def _sorted(cells: Sequence[Cell]) -> list[Cell]:
@@ -181,10 +198,12 @@ def _summary(runs: Sequence[Run], method: str, label: str, frames: int | None, *
         n_seeds=len({run.seed for run in runs}),
         scenarios=_scenarios(runs),
         n_episodes=n,
-        old_mean=rate(old, n),
-        same_scene=rate(pair, n) if pair else None,
-        new=rate(new_cells(runs, before=before), n),
-        forgotten=Estimate(0.0, None, None) if before else difference(old_cells(runs, before=True), old, n),
+        old_mean=rate(old, n, before=before),
+        same_scene=rate(pair, n, before=before) if pair else None,
+        new=rate(new_cells(runs, before=before), n, before=before),
+        forgotten=Estimate(0.0, None, None)
+        if before
+        else difference(old_cells(runs, before=True), old, n, before=True),
         train_seconds=None if before else _mean([run.train_seconds for run in runs]),
         step_overhead=_mean(overheads) if overheads else None,
         bytes=0 if before else round(_mean([run.anchors.bytes for run in runs])),
@@ -224,7 +243,7 @@ def _score(scores: Iterable[tuple[Run, Score | None]], least: float = 0.0) -> Es
     known = [(run, score) for run, score in scores if score is not None]
     if not known:
         return None
-    cells = [Cell(run.scenario, run.seed, "", score.value) for run, score in known]
+    cells = [Cell(run.scenario, run.seed, "", score.value, run.trunk) for run, score in known]
     value = nested_mean(cells)
     error = math.sqrt(sum(score.error**2 for _, score in known)) / len(known)
     half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
