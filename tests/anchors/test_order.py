@@ -130,6 +130,37 @@ def test_a_batch_too_small_for_every_origin_takes_from_all_of_them_in_turn():
     assert seen == set(range(6))
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "places", "expected"),
+    [
+        (20, 8000, 32, 1),  # 8 * 20 / (8 * 20 + 8000) of 32 is 0.6
+        (100, 8000, 32, 2),
+        (500, 8000, 32, 10),
+        (1000, 8000, 32, 16),  # an eighth of the others fills half, and more does too
+        (6000, 8000, 32, 16),
+        (8000, 8000, 31, 15),
+    ],
+)
+@pytest.mark.parametrize("rare_first", [True, False])
+def test_few_anchors_take_no_more_places_than_their_visits_allow(few, many, places, expected, rare_first):
+    rare, others = torch.arange(few), torch.arange(few, few + many)
+    origins = [rare, others] if rare_first else [others, rare]
+    indices = visit(origins, places, seed=0, step=3, most=8).indices
+    assert len(indices) == places
+    taken = int(torch.isin(indices, rare).sum())
+    # Of an odd number of places the first origin has one more.
+    assert taken == expected + (rare_first and few == many)
+
+
+@given(st.integers(1, 30), st.integers(1, 300), st.integers(2, 40))
+def test_a_rare_anchor_comes_at_most_so_many_times_as_often(few, many, places):
+    few, many = sorted((few, many))
+    indices = visit([torch.arange(few), torch.arange(few, few + many)], places, seed=0, step=0, most=8).indices
+    taken = int((indices < few).sum())
+    assert 1 <= taken < places
+    assert taken == 1 or taken / few <= 8 * (places - taken) / many
+
+
 def test_an_origin_without_anchors_has_no_part():
     assert [rows.tolist() for rows in by_origin(torch.tensor([0, 1, 0]))] == [[0, 2], [1]]
     assert [rows.tolist() for rows in by_origin(torch.tensor([1, 1]))] == [[0, 1]]

@@ -3,7 +3,7 @@
 import pytest
 
 from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, num_anchors
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, most_visits, num_anchors
 from lerobot_craft.policies.act import ACTAdapter
 from lerobot_craft.policies.pi0_fast import PI0FastAdapter
 from lerobot_craft.policies.smolvla import SmolVLAAdapter
@@ -12,6 +12,11 @@ from lerobot_craft.policies.smolvla import SmolVLAAdapter
 def test_a_policy_that_answers_in_tokens_gets_more():
     assert num_anchors(None, None, PI0FastAdapter()) == 8000
     assert num_anchors(None, None, SmolVLAAdapter()) == num_anchors(None, None, ACTAdapter()) == 2000
+
+
+def test_old_frames_of_a_policy_that_answers_in_tokens_are_not_repeated_without_end():
+    assert most_visits(PI0FastAdapter()) == 8
+    assert most_visits(SmolVLAAdapter()) is most_visits(ACTAdapter()) is None
 
 
 @pytest.mark.parametrize("adapter", [PI0FastAdapter(), SmolVLAAdapter()])

@@ -66,9 +66,11 @@ class AnchorLoader:
         """What the cache says about itself."""
         return self.store.manifest
 
-    def batch(self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> AnchorBatch:
+    def batch(
+        self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, most: float | None = None
+    ) -> AnchorBatch:
         """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
-        indices, passes, _ = visit(self._origins, batch_size, seed, step, rank, world_size)
+        indices, passes, _ = visit(self._origins, batch_size, seed, step, rank, world_size, most)
         return self.take(indices, draw=passes)
 
     def hold_out(self, indices: Tensor) -> None:

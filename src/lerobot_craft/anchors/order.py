@@ -19,12 +19,19 @@ class Visit(NamedTuple):
 
 
 def visit(
-    origins: Sequence[Tensor], batch_size: int, seed: int, step: int, rank: int = 0, world_size: int = 1
+    origins: Sequence[Tensor],
+    batch_size: int,
+    seed: int,
+    step: int,
+    rank: int = 0,
+    world_size: int = 1,
+    most: float | None = None,
 ) -> Visit:
     """Which anchors this rank takes at this step: as many of each origin, however many anchors each has.
 
     Twenty old frames beside a thousand cross anchors fill half of every batch; in one common permutation a batch of
-    sixteen would hold one of them in three steps.
+    sixteen would hold one of them in three steps. Where each visit of an anchor is like the one before, `most` keeps a
+    few of them from taking the place of many.
 
     The step is that of one process with the batches of all ranks, and the ranks deal it out among them, so that it is
     the same step however many share it. Each has its part of every origin.
@@ -36,19 +43,31 @@ def visit(
         step: Anchor steps so far.
         rank: This process.
         world_size: All processes.
+        most: How many times as often as the others an anchor of the rarer origin may come; None: however often.
     """
     together = batch_size * world_size
     if together < len(origins):
         origins = [torch.cat(list(origins))]
     parts = []
-    for number, anchors in enumerate(origins):
-        share = together // len(origins) + (number < together % len(origins))
+    for anchors, share in zip(origins, _shares([len(anchors) for anchors in origins], together, most), strict=True):
         drawn = batch_indices(len(anchors), share, seed, step)
         passes = (step * share + torch.arange(share)) // len(anchors)
         parts.append((anchors[drawn], passes))
     indices, passes = (torch.cat(columns) for columns in zip(*parts, strict=True))
     places = torch.arange(rank, together, world_size)
     return Visit(indices[places], passes[places], places)
+
+
+def _shares(sizes: Sequence[int], places: int, most: float | None) -> list[int]:
+    """Places of each origin in a step, at least one."""
+    shares = [places // len(sizes) + (number < places % len(sizes)) for number in range(len(sizes))]
+    if most is None or len(sizes) == 1:
+        return shares
+    rare = sizes.index(min(sizes))
+    weight, others = most * sizes[rare], sizes[1 - rare]  # there are two origins
+    shares[rare] = max(1, min(shares[rare], int(places * weight / (weight + others))))
+    shares[1 - rare] = places - shares[rare]
+    return shares
 
 
 def by_origin(cross: Tensor) -> list[Tensor]:

@@ -19,6 +19,8 @@ _PAIR: Pooling = "vision_mean+text_last"
 # A token policy says the same at every visit of an anchor and learns few by heart; the others are asked under several
 # draws of noise (decision 0017).
 _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
+# For the same reason its few old frames do not fill half of every batch: visits of one, for each of a cross anchor.
+_VISITS_OF_TOKENS = 8
 _AUTO = "auto"
 
 
@@ -60,6 +62,11 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
     return (_ANCHORS_OF_TOKENS if adapter.output_kind == "logits" else _ANCHORS) + (old_frames or 0)
 
 
+def most_visits(adapter: PolicyAdapter) -> float | None:
+    """How many times as often as other anchors one of a few old frames may be visited; None: however often."""
+    return _VISITS_OF_TOKENS if adapter.output_kind == "logits" else None
+
+
 @dataclass
 class BuildConfig:
     """`craft cache build`."""
@@ -75,7 +82,8 @@ class BuildConfig:
     # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both | auto: by which
     # datasets there are.
     anchor_source: str = "auto"
-    # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case.
+    # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case;
+    # of a policy that answers in tokens an old frame comes at most 8 times as often as another anchor.
     old_frames: int | None = None
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.

@@ -123,7 +123,7 @@ POLICIES = {
         ),
         BenchPolicy(
             "pi0_fast",
-            base=Training(steps=8000, learning_rate=1.5e-3, warmup_steps=100, batch_size=32),
+            base=Training(steps=12000, learning_rate=3e-3, warmup_steps=100, batch_size=32),
             fine_tuning=Training(steps=800, learning_rate=1e-3, warmup_steps=50, batch_size=32),
             old_episodes=200,  # from 50 it learns them by heart: success 0.78
             new_episodes=100,

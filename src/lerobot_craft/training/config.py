@@ -105,7 +105,8 @@ class CraftConfig:
     old_instructions: str | None = None
     # Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
     num_anchors: int | None = None
-    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch.
+    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
+    # policy that answers in tokens an old frame comes at most 8 times as often as another anchor.
     old_frames: int | None = None
     # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
     # statistics (on walks: of what is not the robot's own); noise on the others in standard deviations.

@@ -143,6 +143,22 @@ def test_without_craft_home_caches_lie_beside_lerobots_datasets(from_old, monkey
     assert open_anchors(from_old("act", retention_mode="action")).directory.parent == tmp_path / "lerobot/craft/anchors"
 
 
+@pytest.mark.parametrize("teacher", ["cache", "online"])
+@pytest.mark.parametrize(("policy", "taken"), [("pi0_fast", 2), ("smolvla", 5)])
+def test_few_old_frames_fill_half_a_batch_unless_every_visit_is_the_same(policy, taken, teacher, from_old):
+    old = {"anchor_source": "both", "old_instructions": "; ".join(OLD_TASKS), "old_frames": 3, "num_anchors": 63}
+    anchors = open_anchors(from_old(policy, teacher=teacher, retention_mode="action", **old))
+    chosen = []
+    if teacher == "cache":
+        anchors.loader.take = lambda indices, draw: chosen.append(indices)
+    else:
+        anchors._ask = lambda indices, *rest: chosen.append(indices)
+    for step in range(4):
+        anchors.batch(step, 10, rank=0, world_size=1)
+    # Eight visits of an old frame for one of the 60 others: 8 * 3 / (8 * 3 + 60) of ten places.
+    assert [int((~anchors.cross[indices]).sum()) for indices in chosen] == [taken] * 4
+
+
 def test_cross_anchors_are_built_from_the_new_data(context_of, tmp_path):
     flags = {"anchor_source": "cross", "old_instructions": "; ".join(OLD_TASKS[:2]), "num_anchors": 8}
     anchors = open_anchors(context_of("pi0_fast", anchor_cache_dir=tmp_path / "cross", **flags))

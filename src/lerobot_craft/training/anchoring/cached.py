@@ -12,6 +12,7 @@ from lerobot_craft.anchors.columns import Columns
 from lerobot_craft.anchors.files import sha256_of
 from lerobot_craft.anchors.loader import DECODED_BYTES, AnchorBatch, AnchorLoader, retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.recipe import most_visits
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.policies import adapter_for, mode, unwrapped
@@ -44,7 +45,7 @@ class CachedAnchors:
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of a step."""
-        return self.loader.batch(step, batch_size, self._context.seed, rank, world_size)
+        return self.loader.batch(step, batch_size, self._context.seed, rank, world_size, most_visits(self._adapter))
 
     def hold_out(self, indices: Tensor) -> None:
         """Leave these anchors out of all steps."""

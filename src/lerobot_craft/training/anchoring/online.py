@@ -20,7 +20,7 @@ from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import Scale
 from lerobot_craft.anchors.order import by_origin, visit, without
-from lerobot_craft.anchors.recipe import digest
+from lerobot_craft.anchors.recipe import digest, most_visits
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
@@ -69,7 +69,8 @@ class OnlineAnchors:
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of a step under the noise of that step: a function of the arguments and the seed."""
-        indices, _, places = visit(self._origins, batch_size, self._seed, step, rank, world_size)
+        most = most_visits(self._job.adapter)
+        indices, _, places = visit(self._origins, batch_size, self._seed, step, rank, world_size, most)
         return self._ask(indices, visit_generators(self._seed, step, places.tolist()), self.retained)
 
     def hold_out(self, indices: Tensor) -> None:
