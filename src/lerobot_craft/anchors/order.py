@@ -34,7 +34,7 @@ def visit(
     few of them from taking the place of many.
 
     The step is that of one process with the batches of all ranks, and the ranks deal it out among them, so that it is
-    the same step however many share it. Each has its part of every origin.
+    the same step however many share it. Each has its part of every origin that has a place for each.
 
     Args:
         origins: Indices of the anchors of each origin.
@@ -43,7 +43,8 @@ def visit(
         step: Anchor steps so far.
         rank: This process.
         world_size: All processes.
-        most: How many times as often as the others an anchor of the rarer origin may come; None: however often.
+        most: How many times as often as the others an anchor of the rarer origin may come, beyond the one place that
+            it always has; None: however often.
     """
     together = batch_size * world_size
     if together < len(origins):

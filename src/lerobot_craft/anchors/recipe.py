@@ -83,7 +83,7 @@ class BuildConfig:
     # datasets there are.
     anchor_source: str = "auto"
     # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case;
-    # of a policy that answers in tokens an old frame comes at most 8 times as often as another anchor.
+    # of a policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place.
     old_frames: int | None = None
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.

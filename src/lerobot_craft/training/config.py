@@ -106,7 +106,7 @@ class CraftConfig:
     # Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
     num_anchors: int | None = None
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
-    # policy that answers in tokens an old frame comes at most 8 times as often as another anchor.
+    # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
     # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
     # statistics (on walks: of what is not the robot's own); noise on the others in standard deviations.
