@@ -124,6 +124,18 @@ def test_the_retention_bound_holds_the_product_with_lambda():
     assert weights.task == pytest.approx(1 / math.sqrt(2))
     unbounded = merge_weights(Gram.of(t, r), 10.0, Surgery(merged_max_norm=1.0))
     assert unbounded.task == pytest.approx(1 / math.sqrt(101))
+    assert (weights.bounded, unbounded.bounded) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("lambda_", "gain", "is_bounded"), [(1.5, 1, False), (2.0, 1, False), (2.5, 1, True), (1.5, 2, True)]
+)
+def test_at_the_bound_a_larger_multiplier_changes_nothing(lambda_, gain, is_bounded):
+    t, r = [torch.tensor([1.0, 0.0])], [torch.tensor([0.0, 2.0])]
+    surgery = Surgery(task_max_norm=4.0, retention_max_norm=4.0, merged_max_norm=4.0)
+    weights, more = (merge_weights(Gram.of(t, r), value, surgery, gain) for value in (lambda_, 2 * lambda_))
+    assert weights.bounded is is_bounded
+    assert (weights == more) is is_bounded
 
 
 def test_a_parameter_that_one_loss_reaches_is_never_dropped():
@@ -166,7 +178,8 @@ def test_a_gradient_too_short_to_divide_by_is_zero():
     g = gradients(1)
     noise = [-1e-31 * x for x in g]
     assert Gram.of(g, noise).cos == 0.0
-    assert merge_weights(Gram.of(g, noise), 1.0, Surgery()) == pytest.approx((1, 1, False, vector(g).norm().item()))
+    expected = (1, 1, False, False, vector(g).norm().item())
+    assert merge_weights(Gram.of(g, noise), 1.0, Surgery()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

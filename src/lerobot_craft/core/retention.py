@@ -51,6 +51,7 @@ class AnchorReport:
     lambdas: tuple[float, ...]  # as used in this step, before its dual update
     epsilon: float
     conflict: bool
+    bounded: bool  # the weighted retention gradient was shortened to its bound
     dot: float
     cos: float
     retention_norm: float
@@ -216,6 +217,7 @@ class RetentionStep:
             lambdas=lambdas,
             epsilon=epsilon,
             conflict=weights.conflict,
+            bounded=weights.bounded,
             dot=gram.tr,
             cos=gram.cos,
             retention_norm=gram.retention_norm,

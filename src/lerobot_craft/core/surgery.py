@@ -125,6 +125,7 @@ class MergeWeights(NamedTuple):
     task: float
     retention: float
     conflict: bool  # the gradients conflicted and t was projected
+    bounded: bool  # lambda r was above its bound, so that a larger lambda would change nothing
     norm: float  # length of the merged gradient
 
 
@@ -137,13 +138,14 @@ def merge_weights(gram: Gram, lambda_: float, surgery: Surgery, retention_gain: 
     task, retention = _mode_weights(surgery.projection_mode, lambda_)  # (12)
     task *= _shrink(gram.task_norm, surgery.task_max_norm)  # (13)
     retention *= retention_gain
-    retention *= _shrink(retention * gram.retention_norm, surgery.retention_max_norm)  # (14)
+    within = _shrink(retention * gram.retention_norm, surgery.retention_max_norm)  # (14)
+    retention *= within
     conflict = surgery.use_grad_projection and gram.cos < surgery.conflict_threshold
     if conflict:
         retention -= task * gram.tr / gram.rr  # (15)
     norm = math.sqrt(max(0.0, task**2 * gram.tt + 2 * task * retention * gram.tr + retention**2 * gram.rr))
     shrink = _shrink(norm, surgery.merged_max_norm)  # (16)
-    return MergeWeights(task * shrink, retention * shrink, conflict, norm * shrink)
+    return MergeWeights(task * shrink, retention * shrink, conflict, within < 1, norm * shrink)
 
 
 def compute_dot(task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> float:

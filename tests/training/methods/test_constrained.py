@@ -20,7 +20,7 @@ from tests.training.anchoring.anchor_contexts import (
 )
 
 STEPS = 20
-ANCHORED = {"retention_loss", "lambda", "epsilon", "conflict", "dot", "cos", "retention_norm", "merged_norm"}
+ANCHORED = {"retention_loss", "lambda", "epsilon", "conflict", "bounded", "dot", "cos", "retention_norm", "merged_norm"}
 PER_TASK = {f"{key}/{task}" for key in ("lambda", "retention_loss") for task in OLD_TASKS}
 HIDDEN = {"retention_mode": "hidden"}
 EVERY_TOKEN = {"layers_to_save": "-2,-1", "per_token": True}

@@ -24,6 +24,14 @@ def test_anchors_are_charged_with_what_they_took():
     assert (timing.plain_s, timing.extra_s) == (1.25, 0.25)
 
 
+def test_steps_at_the_bound_are_counted_among_those_with_anchors():
+    measured = Measured()
+    assert measured.bounded_share == 0
+    for found in ({"retention_loss": 0.1, "bounded": True}, {"retention_loss": 0.1, "bounded": False}, {}):
+        measured.add(step(1.0), found)
+    assert measured.bounded_share == 0.5
+
+
 def test_old_frames_are_charged_with_their_share_of_the_batch():
     measured = Measured()
     measured.add(step(2.0), {"replay_share": 0.25})

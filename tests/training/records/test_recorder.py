@@ -41,7 +41,7 @@ class Counted(Method):
         values = {"mode": "action", "task_norm": 100.0 + self.step}
         if self.step % FREQUENCY == 0:
             values |= {"retention_loss": float(self.step), "lambda": 1.0, "epsilon": 0.5, "conflict": True, "cos": -0.5}
-            values |= {f"lambda/{task}": 1.0 for task in TASKS} | {"retention_s": 0.25}
+            values |= {f"lambda/{task}": 1.0 for task in TASKS} | {"retention_s": 0.25, "bounded": True}
         return values | {name: value for name, value in self.spoiled.items() if name in values}
 
 
@@ -83,6 +83,7 @@ def run(accelerator, tmp_path, caplog):
         config = DocumentsConfig(**{"enabled": True, "log_craft_metrics_freq": 0, **craft})
         settings = {"output_dir": tmp_path, "steps": steps, "log_freq": log_freq, "batch_size": 2}
         cfg = TrainPipelineConfig(DatasetConfig("local/new"), policy=ACTConfig(device="cpu"), **settings)
+        cfg.optimizer = cfg.policy.get_optimizer_preset()
         method = method or Counted()
         method.context = Context(config, cfg, None, None, "", None, accelerator)
         cfg.resume = resume_step > 0
@@ -267,3 +268,10 @@ def test_the_end_says_what_was_retained_from_every_anchor_step(run, caplog):
     assert "End of training: method craft, step 6" in said
     assert "4.000" in said, "the mean of the drifts 2, 4 and 6, of which only the last was logged"
     assert "this process wrote none" in said
+
+
+def test_the_end_names_the_bound_that_kept_multipliers_from_holding_the_budget(run, caplog):
+    recorder = run(4, retention_max_norm=0.5)
+    recorder.conclude(recorder.session)
+    assert "In 100% of the anchor steps the weighted retention gradient was at its bound, 0.5:" in caplog.text
+    assert "--craft.retention_max_norm=1.5 " in caplog.text

@@ -53,6 +53,18 @@ def by_heart(drift=0.05, action_drift=0.2, held_out=32, **config):
     return "learned by heart" in text
 
 
+def at_bound(bounded_share=0.9, drift=0.2, **changes):
+    text = text_of(retained=[Outcome(None, drift, 2)], bounded_share=bounded_share, bound=0.5, **changes)
+    return "90% of the anchor steps" in text and "at its bound, 0.5" in text and "retention_max_norm=1.5 " in text
+
+
+def test_a_missed_budget_that_no_multiplier_could_hold_is_told():
+    assert at_bound()
+    assert not at_bound(drift=0.1)  # within the budget
+    assert not at_bound(bounded_share=0.4)
+    assert not at_bound(epsilon=None)  # a method without a budget
+
+
 def test_anchors_that_were_learned_by_heart_are_told():
     assert by_heart()
     assert not by_heart(held_out=0)  # the probe's own anchors were visited too

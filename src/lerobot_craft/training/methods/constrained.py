@@ -152,6 +152,7 @@ class Constrained(Method):
             "lambda": sum(anchor.lambdas) / len(anchor.lambdas),
             "epsilon": anchor.epsilon,
             "conflict": anchor.conflict,
+            "bounded": anchor.bounded,
             "dot": anchor.dot,
             "cos": anchor.cos,
             "retention_norm": anchor.retention_norm,

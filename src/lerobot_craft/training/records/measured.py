@@ -13,7 +13,7 @@ class Measured:
     """Sums over the steps of this process."""
 
     def __init__(self) -> None:
-        self._steps = self._anchor_steps = 0
+        self._steps = self._anchor_steps = self._bounded_steps = 0
         self._update_s = self._extra_s = 0.0
         self._gpu_peaks: dict[bool, int] = {}  # by whether the step had anchors
 
@@ -26,6 +26,7 @@ class Measured:
         has_anchors = "retention_loss" in found
         self._steps += 1
         self._anchor_steps += has_anchors
+        self._bounded_steps += found.get("bounded", False)
         self._update_s += seconds
         self._extra_s += found.get("retention_s", seconds * found.get("replay_share", 0.0))
         if "gpu_mem_gb" in tracker.metrics:  # lerobot resets the peak at each step
@@ -35,6 +36,11 @@ class Measured:
     def timing(self, start_s: float) -> Timing:
         """Where the time went; `start_s` before the first step."""
         return Timing(self._steps, self._anchor_steps, self._update_s - self._extra_s, self._extra_s, start_s)
+
+    @property
+    def bounded_share(self) -> float:
+        """Of the anchor steps those whose weighted retention gradient was shortened to its bound; 0 without any."""
+        return self._bounded_steps / max(1, self._anchor_steps)
 
     def peak(self) -> Peak:
         """The most memory that was in use until now."""

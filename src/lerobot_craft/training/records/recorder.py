@@ -233,6 +233,8 @@ class Recorder:
             checkpoint=self.checkpoint_dir or last_checkpoint(cfg.output_dir),
             eval_flags=train_steps.eval_flags(cfg),
             held_out=self._probe.num_anchors if self._probe is not None and self._probe.held_out else 0,
+            bounded_share=self._measured.bounded_share,
+            bound=craft.surgery(cfg.optimizer.grad_clip_norm).retention_max_norm,
         )
         for line in text.splitlines():
             logger.info(line)

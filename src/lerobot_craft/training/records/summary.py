@@ -1,6 +1,7 @@
 """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it."""
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from lerobot_craft.training.records.outcomes import Outcome
 
 _ABSOLUTE = "absolute"
 _BY_HEART = 2.0  # times the drift on anchors that were visited
+_MOSTLY = 0.5  # of the anchor steps
+_LOOSER = 3.0  # times the bound: what was tried in docs/decisions/0026
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,8 @@ def summary(
     checkpoint: Path | None,
     eval_flags: Mapping[str, object],
     held_out: int = 0,
+    bounded_share: float = 0.0,
+    bound: float = math.inf,
 ) -> str:
     """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
 
@@ -84,9 +89,12 @@ def summary(
         checkpoint: The last one (`.../checkpoints/000100`); None if this process wrote none.
         eval_flags: See `eval_command`.
         held_out: Anchors of the action drift, if no step visited them.
+        bounded_share: Of the anchor steps those whose weighted retention gradient was shortened to its bound.
+        bound: That bound.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
     lines += _by_heart_lines(config, epsilon, retained, held_out)
+    lines += _bound_lines(epsilon, retained, bounded_share, bound)
     memory = cost_lines("memory:", costs) or ["memory: none"]
     lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
     lines += [f"  {line}" for line in _peak_lines(peak)]
@@ -133,6 +141,17 @@ def _by_heart_lines(
         f"  On {held_out} anchors that no step visited the actions drifted by {number(unseen)}, where the budget is "
         f"{number(epsilon)} and the others show {number(visited)}: those were learned by heart. More of them "
         "(--craft.num_anchors) hold better."
+    ]
+
+
+def _bound_lines(epsilon: float | None, retained: Sequence[Outcome], bounded_share: float, bound: float) -> list[str]:
+    """Say so where the budget was missed and the multipliers could not have helped."""
+    if bounded_share < _MOSTLY or not any(outcome.is_over(epsilon) for outcome in retained):
+        return []
+    return [
+        f"  In {bounded_share:.0%} of the anchor steps the weighted retention gradient was at its bound, {bound:g}: "
+        f"there a larger multiplier changes nothing. --craft.retention_max_norm={_LOOSER * bound:g} holds the old "
+        "tasks closer, and the new task learns more slowly."
     ]
 
 
