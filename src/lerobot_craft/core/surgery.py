@@ -125,7 +125,7 @@ class MergeWeights(NamedTuple):
     task: float
     retention: float
     conflict: bool  # the gradients conflicted and t was projected
-    bounded: bool  # lambda r was above its bound, so that a larger lambda would change nothing
+    bounded: bool  # lambda r was above its bound: a larger lambda gives it no more weight
     norm: float  # length of the merged gradient
 
 

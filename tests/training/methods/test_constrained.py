@@ -158,6 +158,13 @@ def test_the_norm_that_lerobot_logs_is_that_of_the_gradient_it_steps_with(contex
     assert 0 < norm <= 0.375 + 1e-6 < method.metrics()["task_norm"]
 
 
+@pytest.mark.parametrize(("bound", "is_bounded"), [(1e-9, True), (1e9, False)])
+def test_a_step_says_whether_its_retention_gradient_was_at_the_bound(bound, is_bounded, context_of):
+    method = started(context_of(retention_max_norm=bound))
+    train_a_little(method.context, scale=1.001)
+    assert take_step(method)["bounded"] is is_bounded
+
+
 def test_the_retention_gradient_is_charged_as_large_as_it_was_found(context_of):
     method = started(context_of("pi0_fast", **HIDDEN))
     largest = sum(parameter.nbytes for parameter in method.context.trained)

@@ -150,7 +150,7 @@ def _bound_lines(epsilon: float | None, retained: Sequence[Outcome], bounded_sha
         return []
     return [
         f"  In {bounded_share:.0%} of the anchor steps the weighted retention gradient was at its bound, {bound:g}: "
-        f"there a larger multiplier changes nothing. --craft.retention_max_norm={_LOOSER * bound:g} holds the old "
+        f"larger multipliers give it no more weight. --craft.retention_max_norm={_LOOSER * bound:g} holds the old "
         "tasks closer, and the new task learns more slowly."
     ]
 
