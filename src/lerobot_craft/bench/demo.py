@@ -43,7 +43,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
         episodes=20,
         old_episodes=25,
         new_episodes=20,
-        base_steps=1000,
+        base_steps=900,
         steps=250,
     )
     if not quick:
