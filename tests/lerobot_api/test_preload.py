@@ -263,14 +263,15 @@ def test_images_are_kept_in_bytes(opened):
 def test_more_than_half_of_the_memory_is_refused(copies, opened, monkeypatch):
     dataset = opened("images", "act")
     held_out = Subset(dataset, [3])  # all of it is read
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(copies))
     needed = 2 * copies * bytes_needed(dataset)
     for available, enough in ((2 * needed, True), (2 * needed - 1, False)):
         monkeypatch.setattr("psutil.virtual_memory", lambda available=available: SimpleNamespace(available=available))
         if enough:
-            preloaded(dataset, held_out, copies)
+            preloaded(dataset, held_out)
         else:
             with pytest.raises(CraftError, match=r"more than half of the .* GB of memory that are available: leave it"):
-                preloaded(dataset, held_out, copies)
+                preloaded(dataset, held_out)
 
 
 @pytest.mark.parametrize("key", ["observation.state", "action_is_pad", "task", "extra"])

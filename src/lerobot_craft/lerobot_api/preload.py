@@ -6,6 +6,7 @@ kept as the bytes that it was, and a batch is a few index operations.
 """
 
 import logging
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,13 +96,12 @@ def as_it_is(batch: RawBatch) -> RawBatch:
     return batch
 
 
-def preloaded(dataset: Any, held_out: Any | None = None, copies: int = 1) -> tuple[Any, Any | None]:
+def preloaded(dataset: Any, held_out: Any | None = None) -> tuple[Any, Any | None]:
     """Both datasets, read into memory; a `Subset` keeps its choice.
 
     Args:
         dataset: As lerobot opened it.
         held_out: The same, or a `Subset` of it, or None.
-        copies: Processes on this machine that do so at the same time.
 
     Raises:
         CraftError: They need more than half of the memory that is available, or cannot be kept.
@@ -110,7 +110,7 @@ def preloaded(dataset: Any, held_out: Any | None = None, copies: int = 1) -> tup
     both = [dataset] if whole is None else [dataset, whole]
     for one in both:
         _refuse_what_cannot_be_kept(one)
-    _check_memory(both, copies)
+    _check_memory(both)
     samples, *others = [_read(one) for one in both]
     if not others:
         return samples, None
@@ -147,9 +147,10 @@ def _refuse_what_cannot_be_kept(dataset: Any) -> None:
         )
 
 
-def _check_memory(datasets: Sequence["LeRobotDataset"], copies: int) -> None:
+def _check_memory(datasets: Sequence["LeRobotDataset"]) -> None:
     import psutil  # type: ignore[import-untyped]
 
+    copies = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process of this machine has its own
     needed = copies * sum(map(bytes_needed, datasets))
     available = psutil.virtual_memory().available
     if needed > _SHARE_OF_MEMORY * available:

@@ -181,7 +181,7 @@ def make_data(
     sampler, epoch, start = (None, 0, 0) if cfg.dataset.streaming else _sampler(cfg, dataset, accelerator, step)
     samples, kept_back = dataset, None if held_out is None else _capped(held_out, cfg.max_eval_samples)
     if preload:
-        samples, kept_back = preloaded(samples, kept_back, copies=int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        samples, kept_back = preloaded(samples, kept_back)
     loader = _loader(cfg, samples, accelerator, cfg.batch_size, sampler=sampler, shuffle=False)
     if kept_back is not None:
         kept_back = _loader(cfg, kept_back, accelerator, cfg.batch_size)

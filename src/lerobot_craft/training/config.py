@@ -77,7 +77,8 @@ class CraftConfig:
     # keep: the teacher's normalization statistics | merge: joined with the new data's | replace: the new data's, as
     # lerobot-train does. Methods with anchors need keep.
     normalization: str = "keep"
-    # Read the new task's data into memory first: the same batches to the bit, sooner. Also where enabled is false.
+    # Read the new task's data into memory first: the same batches to the bit, sooner. Also where enabled is false. Old
+    # data too, where er replays most of it.
     preload: bool = False
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import read_batches
@@ -138,6 +139,31 @@ def test_asking_for_more_frames_than_there_are_takes_all(make, caplog):
     method = started(make(replay_frames=10_000))
     assert "10000 were asked for" in caplog.text
     assert len(method._buffer["task"]) == len(old_demonstrations(method.context, 10_000))
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_in_memory_the_buffer_is_the_same_and_most_frames_are_read_at_once(share, make, monkeypatch):
+    everything = len(old_demonstrations(make(), 10_000))
+    frames = int(share * everything)
+    read_frame_by_frame = started(make(replay_frames=frames))._buffer
+    asked = []
+    read = LeRobotDataset.__getitem__
+    monkeypatch.setattr(LeRobotDataset, "__getitem__", lambda self, row: asked.append(row) or read(self, row))
+    buffer = started(make(replay_frames=frames, preload=True))._buffer
+    assert buffer.keys() == read_frame_by_frame.keys()
+    for key, value in read_frame_by_frame.items():
+        same = torch.equal(value, buffer[key]) if isinstance(value, torch.Tensor) else value == buffer[key]
+        assert same, key
+    assert (len(asked) < frames) == (share > 0.5)  # a few are read to compare
+
+
+def test_reading_is_shown_where_a_bar_is_welcome(make, monkeypatch, capsys):
+    monkeypatch.setattr("lerobot_craft.training.methods.replay._BAR_AFTER_S", 0.0)
+    started(make())
+    assert "old frames: 100%" in capsys.readouterr().err
+    monkeypatch.setattr("lerobot_craft.training.methods.replay.bar_is_welcome", lambda: False)
+    started(make())
+    assert "old frames" not in capsys.readouterr().err
 
 
 def test_the_buffer_is_accounted_for(make):

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from lerobot_craft.lerobot_api.datasets import (
     read_batches,
 )
 from lerobot_craft.lerobot_api.features import require_features
+from lerobot_craft.lerobot_api.preload import preloaded
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.policies import mode
 from lerobot_craft.training.methods.method import Context
@@ -57,6 +58,19 @@ class Demonstrations:
             rows = self.rows[self.plan.dataset == dataset]
             wanted += [(dataset, rows[start : start + size]) for start in range(0, len(rows), size)]
         return read_batches(self.datasets, wanted[first::stride])
+
+    @property
+    def are_most(self) -> bool:
+        """Whether they are more than half of the datasets' frames."""
+        return 2 * len(self) > sum(map(len, self.datasets))
+
+    def in_memory(self) -> "Demonstrations":
+        """The same, of datasets that are read whole, column by column: sooner than frame by frame where they are most.
+
+        Raises:
+            CraftError: The datasets need more than half of the memory that is available, or cannot be kept.
+        """
+        return replace(self, datasets=[preloaded(dataset)[0] for dataset in self.datasets])
 
     def digest(self) -> str:
         """SHA-256 that changes with the choice of frames and with the datasets."""

@@ -5,10 +5,12 @@ from typing import Any, ClassVar, override
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lerobot_craft.anchors.order import batch_indices
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.train_steps import bar_is_welcome
 from lerobot_craft.training.methods.demonstrations import (
     Demonstrations,
     new_metadata,
@@ -20,6 +22,7 @@ from lerobot_craft.training.methods.method import Context, Cost, Method
 logger = logging.getLogger(__name__)
 
 _READ_AT_ONCE = 32
+_BAR_AFTER_S = 2.0
 _TASK, _IS_PAD = "task", "_is_pad"
 
 
@@ -51,7 +54,9 @@ class Replay(Method):
         if len(frames) < context.config.replay_frames:
             logger.warning("the old datasets have %d frames; %d were asked for", len(frames), frames.plan.requested)
         self._digest = frames.digest()
-        self._buffer = _read(frames, shared_features(context, frames))
+        features = shared_features(context, frames)
+        whole = context.config.preload and frames.are_most
+        self._buffer = _read(frames.in_memory() if whole else frames, features, _shows_bar(context))
         self._count = len(frames)
 
     @override
@@ -120,13 +125,19 @@ def _shape(meta: Any, name: str) -> tuple[int, ...]:
     return tuple(meta.features[name]["shape"])
 
 
-def _read(frames: Demonstrations, features: set[str]) -> dict[str, Tensor | list[Any]]:
+def _shows_bar(context: Context) -> bool:
+    return bool(context.accelerator.is_main_process) and bar_is_welcome()
+
+
+def _read(frames: Demonstrations, features: set[str], shows_bar: bool) -> dict[str, Tensor | list[Any]]:
     """All frames as one batch: tensors [N, ...] and lists of N."""
     columns: dict[str, list[Any]] = {}
-    for batch in frames.batches(_READ_AT_ONCE):
-        for key, value in batch.items():
-            if key == _TASK or key.removesuffix(_IS_PAD) in features:
-                columns.setdefault(key, []).append(value)
+    with tqdm(total=len(frames), desc="old frames", unit="frame", delay=_BAR_AFTER_S, disable=not shows_bar) as bar:
+        for batch in frames.batches(_READ_AT_ONCE):
+            for key, value in batch.items():
+                if key == _TASK or key.removesuffix(_IS_PAD) in features:
+                    columns.setdefault(key, []).append(value)
+            bar.update(len(batch[_TASK]))
     return {
         key: torch.cat(parts) if isinstance(parts[0], Tensor) else [item for part in parts for item in part]
         for key, parts in columns.items()
