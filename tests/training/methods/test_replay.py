@@ -1,5 +1,7 @@
 """Old frames in the new batch: which, in which order, in which form, and what cannot be joined."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -7,6 +9,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import read_batches
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.training.methods import replay
 from lerobot_craft.training.methods.demonstrations import old_demonstrations
 from lerobot_craft.training.methods.replay import Replay
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS
@@ -164,6 +167,12 @@ def test_reading_is_shown_where_a_bar_is_welcome(make, monkeypatch, capsys):
     monkeypatch.setattr("lerobot_craft.training.methods.replay.bar_is_welcome", lambda: False)
     started(make())
     assert "old frames" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_main", [True, False])
+def test_reading_is_shown_by_one_rank(is_main):
+    context = SimpleNamespace(accelerator=SimpleNamespace(is_main_process=is_main))
+    assert replay._shows_bar(context) is is_main
 
 
 def test_the_buffer_is_accounted_for(make):
