@@ -270,7 +270,7 @@ def test_more_than_half_of_the_memory_is_refused(copies, opened, monkeypatch):
         if enough:
             preloaded(dataset, held_out)
         else:
-            with pytest.raises(CraftError, match=r"more than half of the .* GB of memory that are available: leave it"):
+            with pytest.raises(CraftError, match=r"more than half of .* leave it out, or .*--dataset\.episodes"):
                 preloaded(dataset, held_out)
 
 

@@ -96,12 +96,15 @@ def as_it_is(batch: RawBatch) -> RawBatch:
     return batch
 
 
-def preloaded(dataset: Any, held_out: Any | None = None) -> tuple[Any, Any | None]:
+def preloaded(
+    dataset: Any, held_out: Any | None = None, *, smaller: str = "train on fewer episodes (--dataset.episodes)"
+) -> tuple[Any, Any | None]:
     """Both datasets, read into memory; a `Subset` keeps its choice.
 
     Args:
         dataset: As lerobot opened it.
         held_out: The same, or a `Subset` of it, or None.
+        smaller: What else helps where memory is short, for the message.
 
     Raises:
         CraftError: They need more than half of the memory that is available, or cannot be kept.
@@ -110,7 +113,7 @@ def preloaded(dataset: Any, held_out: Any | None = None) -> tuple[Any, Any | Non
     both = [dataset] if whole is None else [dataset, whole]
     for one in both:
         _refuse_what_cannot_be_kept(one)
-    _check_memory(both)
+    _check_memory(both, smaller)
     samples, *others = [_read(one) for one in both]
     if not others:
         return samples, None
@@ -147,7 +150,7 @@ def _refuse_what_cannot_be_kept(dataset: Any) -> None:
         )
 
 
-def _check_memory(datasets: Sequence["LeRobotDataset"]) -> None:
+def _check_memory(datasets: Sequence["LeRobotDataset"], smaller: str) -> None:
     import psutil  # type: ignore[import-untyped]
 
     copies = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process of this machine has its own
@@ -156,7 +159,7 @@ def _check_memory(datasets: Sequence["LeRobotDataset"]) -> None:
     if needed > _SHARE_OF_MEMORY * available:
         raise CraftError(
             f"--craft.preload would keep {needed / 1e9:.3g} GB, more than half of the {available / 1e9:.3g} GB of "
-            "memory that are available: leave it out, or train on fewer episodes (--dataset.episodes)"
+            f"memory that are available: leave it out, or {smaller}"
         )
 
 

@@ -160,6 +160,12 @@ def test_in_memory_the_buffer_is_the_same_and_most_frames_are_read_at_once(share
     assert (len(asked) < frames) == (share > 0.5)  # a few are read to compare
 
 
+def test_old_data_that_do_not_fit_in_memory_are_refused_with_what_helps(make, monkeypatch):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1))
+    with pytest.raises(CraftError, match=r"leave it out, or replay fewer frames \(--craft\.replay_frames\)$"):
+        started(make(replay_frames=10_000, preload=True))
+
+
 def test_reading_is_shown_where_a_bar_is_welcome(make, monkeypatch, capsys):
     monkeypatch.setattr("lerobot_craft.training.methods.replay._BAR_AFTER_S", 0.0)
     started(make())

@@ -70,7 +70,8 @@ class Demonstrations:
         Raises:
             CraftError: The datasets need more than half of the memory that is available, or cannot be kept.
         """
-        return replace(self, datasets=[preloaded(dataset)[0] for dataset in self.datasets])
+        smaller = "replay fewer frames (--craft.replay_frames)"
+        return replace(self, datasets=[preloaded(dataset, smaller=smaller)[0] for dataset in self.datasets])
 
     def digest(self) -> str:
         """SHA-256 that changes with the choice of frames and with the datasets."""
