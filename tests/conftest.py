@@ -1,6 +1,8 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when transformers is imported
+# Small models: a second thread costs more than it gives. Of processes that tests start too: bits depend on it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ pytest_plugins = ["tests.anchor_fixtures", "tests.faults.tally", "tests.train_fi
 # One seed for all: a failure on one machine is a failure on every machine.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("repeatable")
-torch.set_num_threads(1)  # small models: a second thread costs more than it gives
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
