@@ -102,6 +102,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=20, help="fresh demonstrations of each task")
     parser.add_argument("--output_dir", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
+    for cell in options.cells:
+        if not (cell / RESULT_FILE).is_file() or not (cell / CHECKPOINT).is_dir():
+            parser.error(f"{cell} is no finished run of `craft bench`: give directories run-* below its cells/")
     with tempfile.TemporaryDirectory() as scratch:
         losses = Losses(options.frames, options.episodes, Path(scratch))
         rows = [losses.of(cell) for cell in tqdm(options.cells, unit="run")]

@@ -24,3 +24,9 @@ def test_a_run_that_learned_its_demonstration_by_heart_is_found_out(tmp_path, ca
     assert (row["cell"], row["task"], row["steps"], row["n_episodes"]) == (cell.name, "reach-blue", 60, 1)
     assert 0 < row["loss_on_its_demonstrations"] < 0.8 * row["loss_on_fresh_ones"]
     assert f"| {cell.name} | 60 | {row['loss_on_its_demonstrations']:.3f} | " in capsys.readouterr().out
+
+
+def test_what_is_no_finished_run_is_refused_before_anything_is_measured(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        runpy.run_path(str(SCRIPT))["main"]([str(tmp_path / "nowhere")])
+    assert "nowhere is no finished run of `craft bench`: give directories run-*" in capsys.readouterr().err
