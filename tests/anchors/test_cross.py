@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lerobot_craft.anchors.cross import anchor_generator, draw_states, end_histories_at, jitter_states
+from lerobot_craft.anchors.cross import anchor_generator, draw_states, end_histories_at, jitter_states, move_towards
 from lerobot_craft.errors import CraftError
 
 MEAN, STD = torch.tensor([1.0, -2.0, 5.0]), torch.tensor([0.5, 2.0, 0.0])
@@ -66,6 +66,15 @@ def test_a_history_moves_as_a_whole():
     jittered = jitter_states(history, {"std": torch.ones(2)}, 0.5, generator())
     torch.testing.assert_close(jittered.diff(dim=1), history.diff(dim=1))
     assert (jittered != history).all()
+
+
+def test_a_share_of_the_way():
+    here, there = torch.zeros(1000, 2), torch.tensor([[2.0, -4.0]]).expand(1000, 2)
+    moved = move_towards(here, there, generator())
+    assert torch.allclose(moved[:, 1], -2 * moved[:, 0])  # on the line between them
+    assert 0 <= float(moved[:, 0].min()) < 0.1
+    assert 1.9 < float(moved[:, 0].max()) <= 2
+    assert float(moved[:, 0].mean()) == pytest.approx(1, abs=0.1)
 
 
 def test_a_single_state_is_replaced_exactly():

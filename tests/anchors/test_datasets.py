@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from lerobot_craft.anchors.datasets import as_anchors
+from lerobot_craft.anchors.datasets import MadeStates, as_anchors
 from lerobot_craft.anchors.plan import make_plan
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import FrameTable
@@ -103,6 +103,48 @@ def test_a_drawn_history_ends_at_the_drawn_state():
     history = as_anchors(batch_of(plan, anchors, steps=3), plan, anchors, STATS)["observation.state"]
     torch.testing.assert_close(history[:, -1], single)
     torch.testing.assert_close(history.diff(dim=1), torch.full((len(anchors), 2, 3), 0.1), atol=1e-4, rtol=0)
+
+
+def near_plan():
+    return plan_of(drawn_states=1.0, draw_from_old=True)
+
+
+@pytest.mark.parametrize("steps", [None, 3])
+def test_a_state_between_two_old_frames(steps):
+    """Each frame's state is its number three times, so a state between two has three numbers between theirs."""
+    plan = near_plan()
+    anchors = np.flatnonzero(plan.mate >= 0)
+    assert len(anchors) == 20
+    made = MadeStates(mates=torch.from_numpy(plan.mate).float()[:, None].expand(-1, 3))
+    batch = batch_of(plan, anchors, steps)
+    asked = as_anchors(batch, plan, anchors, {"mean": STATS["mean"], "std": 1e-6 * STATS["std"]}, made)
+    assert "action" not in asked
+    moved = asked["observation.state"] - batch["observation.state"]
+    if steps is not None:
+        assert torch.allclose(moved, moved[:, :1].expand_as(moved), atol=1e-4)  # a history moves as a whole
+        moved = moved[:, -1]
+    own = batch["observation.state"] if steps is None else batch["observation.state"][:, -1]
+    way = made.mates[anchors] - own
+    share = (moved / way)[way.abs() > 1]
+    assert 0 <= float(share.min()) < 0.3
+    assert 0.7 < float(share.max()) <= 1.001
+    assert torch.allclose(moved, moved[:, :1].expand_as(moved), atol=1e-4)  # one share for all dimensions
+    noisy = as_anchors(batch, plan, anchors, STATS, made)["observation.state"] - asked["observation.state"]
+    assert float(noisy.std()) == pytest.approx(0.05, rel=0.5)
+
+
+def test_mates_that_are_not_given_are_a_bug():
+    plan = near_plan()
+    anchors = np.flatnonzero(plan.mate >= 0)
+    with pytest.raises(ValueError, match="the plan has mates, and their states are not given"):
+        as_anchors(batch_of(plan, anchors), plan, anchors, STATS)
+
+
+def test_old_frames_and_changed_ones_make_no_batch():
+    plan = near_plan()
+    anchors = np.flatnonzero(plan.dataset == 0)
+    with pytest.raises(ValueError, match="of one dataset and one kind"):
+        as_anchors(batch_of(plan, anchors), plan, anchors, STATS)
 
 
 def test_another_seed_draws_other_states():

@@ -158,12 +158,13 @@ def test_the_digest_is_the_plans_own():
         {"drawn_states": 0.4},
         {"state_jitter": 0.1},
         {"old_instructions": [CLOSE, OPEN]},
+        {"draw_from_old": True},
         {"new": [source([NEW], length=26)]},
     ]
     assert len({digest, *(plan(**change).digest() for change in changes)}) == 1 + len(changes)
 
 
-@pytest.mark.parametrize("column", ["dataset", "frame", "instruction", "cross", "drawn", "jitter"])
+@pytest.mark.parametrize("column", ["dataset", "frame", "instruction", "cross", "drawn", "jitter", "mate"])
 def test_every_column_is_part_of_the_digest(column):
     plan = make_plan("both", 40, 0, OLD, FRESH)
     values = getattr(plan, column).copy()
@@ -267,3 +268,75 @@ def test_walks_make_more_anchors_than_there_are_frames():
 def test_a_share_of_walks_beyond_one_is_refused():
     with pytest.raises(CraftError, match=r"--walked_states=1\.5 is a share"):
         walking_plan(walked_states=1.5)
+
+
+def near_plan(**options):
+    """20 old frames, and 400 made anchors that are drawn from them."""
+    made = {"walked_states": 0.5, "walk_length": 5, "drawn_states": 0.6, "state_jitter": 0.3, "draw_from_old": True}
+    return make_plan("both", 420, 0, **{"old": OLD, "new": FRESH, "old_frames": 20, **made, **options})
+
+
+def test_drawn_states_lie_between_old_frames_of_their_instruction():
+    plan = near_plan()
+    assert not plan.drawn.any()
+    kept = {task: set(plan.frame[~plan.cross & (plan.instruction == task)].tolist()) for task in (0, 1)}
+    still = plan.cross & (plan.walk < 0)
+    between = still & (plan.mate >= 0)
+    assert between.sum() == round(0.6 * still.sum())
+    for task in (0, 1):
+        rows = between & (plan.instruction == task)
+        assert set(plan.frame[rows].tolist()) == kept[task]  # none is left out
+        assert set(plan.mate[rows].tolist()) == kept[task]
+        assert np.ptp(counts(plan.frame[rows])) <= 1
+    assert (plan.dataset[between] == 0).all()
+    assert set(plan.jitter[between].tolist()) == {0.05}
+    others = still & ~between
+    assert (plan.dataset[others] == plan.first_new).all()
+    assert set(plan.jitter[others].tolist()) == {0.3}
+    assert not (plan.mate[plan.walk >= 0] >= 0).any()
+
+
+def test_drawn_walks_begin_at_old_frames():
+    plan = near_plan()
+    starts = plan.walk_starts()
+    from_old = plan.dataset[starts] == 0
+    assert from_old.sum() == round(0.6 * len(starts))
+    for start in starts[from_old]:
+        mine = ~plan.cross & (plan.instruction == plan.instruction[start])
+        assert plan.frame[start] in plan.frame[mine]
+    assert (FRESH[0][0].position[plan.frame[starts[~from_old]]] == 0).all()
+    for number, start in enumerate(starts):
+        rows = plan.walk == number
+        assert (plan.frame[rows] == plan.frame[start]).all()
+        assert (plan.dataset[rows] == plan.dataset[start]).all()
+
+
+def test_an_instruction_without_old_frames_is_drawn_from_the_statistics():
+    plan = near_plan(old_instructions=[OPEN, PUSH])
+    assert not plan.drawn[plan.instruction == 0].any()
+    assert plan.drawn[plan.instruction == 1].any()
+    assert (plan.mate[plan.instruction == 1] < 0).all()
+
+
+def test_a_mate_is_of_the_same_dataset():
+    plan = near_plan(old=[source([OPEN]), source([OPEN, CLOSE])])
+    rows = np.flatnonzero(plan.mate >= 0)
+    assert set(plan.dataset[rows].tolist()) == {0, 1}
+    for row in rows:
+        mine = ~plan.cross & (plan.dataset == plan.dataset[row]) & (plan.instruction == plan.instruction[row])
+        assert plan.mate[row] in plan.frame[mine]
+        assert plan.frame[row] in plan.frame[mine]
+
+
+def test_without_states_to_draw_old_frames_change_nothing():
+    options = {"drawn_states": 0.0, "walked_states": 0.0}
+    assert near_plan(**options).digest() == near_plan(**options, draw_from_old=False).digest()
+
+
+def test_what_makes_a_batch_is_of_one_dataset_and_one_kind():
+    plan = near_plan()
+    rows = np.arange(3, 300)
+    groups = list(plan.alike(rows))
+    assert sorted(np.concatenate(groups).tolist()) == list(range(297))
+    kinds = [{(int(plan.dataset[row]), bool(plan.cross[row])) for row in rows[places]} for places in groups]
+    assert kinds == [{(0, False)}, {(0, True)}, {(1, True)}]

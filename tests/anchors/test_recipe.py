@@ -1,9 +1,10 @@
-"""How many anchors a policy gets."""
+"""What a policy gets where nothing is asked for."""
 
 import pytest
 
 from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, most_visits, num_anchors
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, draws_from_old, most_visits, num_anchors
+from lerobot_craft.errors import CraftError
 from lerobot_craft.policies.act import ACTAdapter
 from lerobot_craft.policies.pi0_fast import PI0FastAdapter
 from lerobot_craft.policies.smolvla import SmolVLAAdapter
@@ -28,6 +29,26 @@ def test_old_frames_come_on_top_where_no_number_is_asked_for():
     assert num_anchors(None, 20, SmolVLAAdapter()) == 2020
 
 
+def test_a_policy_that_answers_in_tokens_draws_from_old_frames_where_there_are_some():
+    assert draws_from_old("auto", "both", PI0FastAdapter())
+    assert not draws_from_old("auto", "cross", PI0FastAdapter())
+    assert not draws_from_old("statistics", "both", PI0FastAdapter())
+    assert not draws_from_old("auto", "both", SmolVLAAdapter())
+    assert draws_from_old("old_frames", "both", SmolVLAAdapter())
+
+
+@pytest.mark.parametrize(
+    ("asked", "source", "sentence"),
+    [
+        ("old_frames", "cross", "which has old frames to make anchors from; this is cross"),
+        ("dreams", "both", "--draw_from=dreams is not known. Use auto, old_frames, statistics"),
+    ],
+)
+def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
+    with pytest.raises(CraftError, match=sentence):
+        draws_from_old(asked, source, PI0FastAdapter())
+
+
 @pytest.mark.parametrize(("policy", "cross"), [("pi0_fast", 8000), ("smolvla", 2000)])
 def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
     config = BuildConfig(
@@ -38,3 +59,4 @@ def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
     )
     plan = prepare(config, teachers(policy)).plan
     assert (plan.requested, int((~plan.cross).sum())) == (cross + 6, 6)
+    assert plan.has_mates == (policy == "pi0_fast")

@@ -66,6 +66,7 @@ OTHER = {
     "old_frames": 3,
     "walked_states": 0.75,
     "drawn_states": 0.25,
+    "draw_from": "statistics",
     "state_jitter": 0.5,
     "hidden_layer": "-3",
     "layers_to_save": "-2,-1",

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Columns, Ragged, concatenate, describe, take
-from lerobot_craft.anchors.datasets import STATE, as_anchors
+from lerobot_craft.anchors.datasets import NOTHING_MADE, STATE, MadeStates, as_anchors
 from lerobot_craft.anchors.files import plain_errors, read_bytes, temporary_path, write_atomically
 from lerobot_craft.anchors.images import encode_images
+from lerobot_craft.anchors.made_states import make_states
 from lerobot_craft.anchors.manifest import BUILD_FILE, MANIFEST_FILE, DatasetRecord, InputFeature, Manifest
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.ranks import Ranks
@@ -30,7 +31,6 @@ from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
 from lerobot_craft.anchors.teacher_values import generators, teacher_columns
-from lerobot_craft.anchors.teacher_walk import walked_states
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
@@ -81,11 +81,10 @@ class Job:
         """Dtype in which the teacher computes, where that is not its weights'."""
         return autocast_dtype(self.teacher.config)
 
-    def walk(self, policy: Any) -> Tensor | None:
-        """States of the plan's walks, walked by the teacher's network `policy`; None if it has none."""
-        return walked_states(
-            self.plan, self.teacher, policy, [opened.dataset for opened in self.datasets], self.batch_size
-        )
+    def make_states(self, policy: Any) -> MadeStates:
+        """What the plan needs before its anchors can be asked; `policy` is the teacher's network."""
+        datasets = [opened.dataset for opened in self.datasets]
+        return make_states(self.plan, self.teacher, policy, datasets, self.batch_size)
 
     def recipe(self) -> dict[str, Any]:
         """What must be the same for a build to go on where another one stopped."""
@@ -178,7 +177,7 @@ def _build_shards(
     batches = [(shard, dataset, rows) for shard in shards for dataset, rows in _batches(job, shard)]
     wanted = [(dataset, job.plan.frame[rows]) for _, dataset, rows in batches]
     frames = read_batches([opened.dataset for opened in job.datasets], wanted, num_workers)
-    walked = job.walk(job.teacher.policy) if shards else None
+    made = job.make_states(job.teacher.policy) if shards else NOTHING_MADE
     done: list[tuple[npt.NDArray[np.int64], Columns]] = []
     # Compressing and writing a shard goes on beside the next one's forward passes; one at a time bounds the memory.
     with (
@@ -187,7 +186,7 @@ def _build_shards(
     ):
         pending: Future[ShardRecord] | None = None
         for (shard, dataset, rows), raw in zip(batches, frames, strict=True):
-            done.append((rows, _anchor_columns(job, dataset, rows, raw, walked)))
+            done.append((rows, _anchor_columns(job, dataset, rows, raw, made)))
             _report(progress, len(rows))
             if sum(len(rows) for rows, _ in done) == len(_rows_of(job, shard)):
                 if pending is not None:
@@ -208,19 +207,17 @@ def _rows_of(job: Job, shard: int) -> npt.NDArray[np.int64]:
 
 
 def _batches(job: Job, shard: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """(dataset, rows of the plan) of each batch of a shard; a batch never mixes datasets."""
+    """(dataset, rows of the plan) of each batch of a shard; a batch holds what can be read together."""
     rows = _rows_of(job, shard)
-    for dataset in np.unique(job.plan.dataset[rows]):
-        of_dataset = rows[job.plan.dataset[rows] == dataset]
-        for start in range(0, len(of_dataset), job.batch_size):
-            yield int(dataset), of_dataset[start : start + job.batch_size]
+    for places in job.plan.alike(rows):
+        dataset = int(job.plan.dataset[rows[places[0]]])
+        for start in range(0, len(places), job.batch_size):
+            yield dataset, rows[places[start : start + job.batch_size]]
 
 
-def _anchor_columns(
-    job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: RawBatch, walked: Tensor | None
-) -> Columns:
+def _anchor_columns(job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: RawBatch, made: MadeStates) -> Columns:
     teacher, plan = job.teacher, job.plan
-    raw = as_anchors(raw, plan, rows, normalizer_stats(teacher.preprocessor).get(STATE), walked)
+    raw = as_anchors(raw, plan, rows, normalizer_stats(teacher.preprocessor).get(STATE), made)
     batch = policy_batch(raw, job.datasets[dataset].dataset.meta.camera_keys, teacher.preprocessor)
     with torch.no_grad(), autocast(teacher.config):
         columns = teacher_columns(

@@ -50,6 +50,13 @@ def jitter_states(states: Tensor, stats: Stats, amount: float, generator: torch.
     return _move(states, amount * spread_of(stats) * noise)
 
 
+def move_towards(states: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
+    """States [n, S] moved a share of chance, from 0 to 1, of the way to others [n, S]; a history moves as a whole."""
+    last = states if states.ndim == 2 else states[:, -1]
+    share = torch.rand(len(states), 1, generator=generator)
+    return _move(states, share * (others - last))
+
+
 def end_histories_at(states: Tensor, last: Tensor) -> Tensor:
     """States [n, S] replaced by `last` [n, S]; a history [n, T, S] is moved as a whole so that it ends there."""
     return last.to(states.dtype) if states.ndim == 2 else _move(states, last - states[:, -1])

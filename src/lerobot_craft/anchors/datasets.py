@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lerobot_craft.anchors.cross import Stats, anchor_generator, draw_states, end_histories_at, jitter_states
+from lerobot_craft.anchors.cross import (
+    Stats,
+    anchor_generator,
+    draw_states,
+    end_histories_at,
+    jitter_states,
+    move_towards,
+)
 from lerobot_craft.anchors.manifest import DatasetRecord, Manifest
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.errors import CraftError
@@ -98,12 +106,23 @@ def referenced_images(manifest: Manifest, datasets: Sequence[Any], name: str, da
     return images
 
 
+@dataclass(frozen=True)
+class MadeStates:
+    """What a plan refers to and an anchor's own frame does not hold; `made_states.py` makes it."""
+
+    walked: Tensor | None = None  # states [walks, steps, S]; None: the plan has no walks
+    mates: Tensor | None = None  # states [len(plan), S], 0 where an anchor has no mate; None: none has one
+
+
+NOTHING_MADE = MadeStates()
+
+
 def as_anchors(
     batch: RawBatch,
     plan: Plan,
     anchors: Sequence[int] | npt.NDArray[np.int64],
     state_stats: Stats | None = None,
-    walked: Tensor | None = None,
+    made: MadeStates = NOTHING_MADE,
 ) -> RawBatch:
     """The batch as the plan wants it, before any preprocessor; the given one stays as it is.
 
@@ -115,15 +134,15 @@ def as_anchors(
         plan: The plan.
         anchors: Rows of the plan.
         state_stats: The teacher's statistics of `observation.state`, for drawn and jittered states.
-        walked: States [walks, steps, S] of the plan's walks, if it has any.
+        made: States that the plan refers to and the frames do not hold.
 
     Raises:
         CraftError: States are to change and the statistics or the state are missing or do not fit.
     """
     rows = np.asarray(anchors, dtype=np.int64)
     wanted = [plan.instructions[index] for index in plan.instruction[rows]]
-    if len(batch["task"]) != len(rows) or len(set(plan.dataset[rows].tolist())) > 1:
-        raise ValueError("a batch holds the frames of the given anchors, all of one dataset")
+    if len(batch["task"]) != len(rows) or len(set(zip(plan.dataset[rows], plan.cross[rows], strict=True))) > 1:
+        raise ValueError("a batch holds the frames of the given anchors, all of one dataset and one kind")
     if not plan.cross[rows].any():
         if list(batch["task"]) != wanted:
             raise CraftError(
@@ -133,18 +152,18 @@ def as_anchors(
         return dict(batch)
     asked = under_old_instructions(batch, plan, rows)
     if plan.drawn[rows].any() or plan.jitter[rows].any() or (plan.walk[rows] >= 0).any():
-        asked[STATE] = _changed_states(batch, plan, rows, state_stats, walked)
+        asked[STATE] = _changed_states(batch, plan, rows, state_stats, made)
     return asked
 
 
 def under_old_instructions(batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64]) -> RawBatch:
-    """Observations of new frames, and the old instruction that the plan gives to each."""
+    """Observations, and the old instruction that the plan gives to each."""
     observed = {key: value for key, value in batch.items() if key.startswith("observation.")}
     return {**observed, "task": [plan.instructions[index] for index in plan.instruction[rows]]}
 
 
 def _changed_states(
-    batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64], stats: Stats | None, walked: Tensor | None
+    batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64], stats: Stats | None, made: MadeStates
 ) -> Tensor:
     """States [n, S] or histories [n, T, S]; each row depends on the plan's seed and its anchor only."""
     states: Tensor | None = batch.get(STATE)
@@ -152,12 +171,12 @@ def _changed_states(
     changed = []
     for place, row in enumerate(rows.tolist()):
         state = states[place : place + 1]  # type: ignore[index]  # checked there
-        if plan.walk[row] < 0:
-            changed.append(_changed_state(state, plan, row, stats))
-        elif walked is None:
-            raise ValueError("the plan has walks, and their states are not given")
+        if plan.walk[row] >= 0:
+            if made.walked is None:
+                raise ValueError("the plan has walks, and their states are not given")
+            changed.append(end_histories_at(state, made.walked[plan.walk[row], plan.walk_step[row]][None]))
         else:
-            changed.append(end_histories_at(state, walked[plan.walk[row], plan.walk_step[row]][None]))
+            changed.append(_changed_state(state, plan, row, stats, made.mates))
     return torch.cat(changed)
 
 
@@ -175,8 +194,12 @@ def checked_stats(states: Tensor | None, stats: Stats | None) -> Stats:
     return stats
 
 
-def _changed_state(state: Tensor, plan: Plan, anchor: int, stats: Stats) -> Tensor:
+def _changed_state(state: Tensor, plan: Plan, anchor: int, stats: Stats, mates: Tensor | None) -> Tensor:
     generator = anchor_generator(plan.seed, anchor)
+    if plan.mate[anchor] >= 0:
+        if mates is None:
+            raise ValueError("the plan has mates, and their states are not given")
+        state = move_towards(state, mates[anchor : anchor + 1], generator)
     if plan.drawn[anchor]:
         return end_histories_at(state, draw_states(stats, 1, generator))
     if plan.jitter[anchor]:

@@ -6,7 +6,7 @@ it stopped: anchor i of the same plan is the same anchor.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -29,14 +29,16 @@ class Plan:
     seed: int
     requested: int  # how many anchors were asked for; there are fewer when the datasets have fewer frames
     instructions: tuple[str, ...]  # the old ones
+    first_new: int  # datasets from this number on are of the new task
     dataset: npt.NDArray[np.int64]  # which dataset: the old ones in their order, then the new ones
     frame: npt.NDArray[np.int64]  # row of that dataset's FrameTable
     instruction: npt.NDArray[np.int64]  # index into `instructions`
-    cross: npt.NDArray[np.bool_]  # a frame of the new task under an old instruction; else a frame of an old dataset
+    cross: npt.NDArray[np.bool_]  # made: no frame of an old dataset as it is, but an old instruction somewhere else
     drawn: npt.NDArray[np.bool_]  # the state is drawn from the teacher's statistics
     jitter: npt.NDArray[np.float64]  # in standard deviations; 0 leaves the state as it is
     walk: npt.NDArray[np.int64]  # which walk of the teacher the state lies on; -1: on none
     walk_step: npt.NDArray[np.int64]  # and where on it; 0 is the start
+    mate: npt.NDArray[np.int64]  # frame of the same dataset towards which the state is moved; -1: none
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -54,7 +56,14 @@ class Plan:
         digest.update(self.jitter.astype("<f8").tobytes())
         if self.num_walks:  # as before there were walks, where there are none
             digest.update(np.stack([self.walk, self.walk_step]).astype("<i8").tobytes())
+        if self.has_mates:
+            digest.update(self.mate.astype("<i8").tobytes())
         return digest.hexdigest()
+
+    @property
+    def has_mates(self) -> bool:
+        """Whether some states lie between two old frames."""
+        return bool((self.mate >= 0).any())
 
     @property
     def num_walks(self) -> int:
@@ -65,6 +74,12 @@ class Plan:
     def walk_steps(self) -> int:
         """Anchors of a walk."""
         return int(self.walk_step.max(initial=0)) + 1
+
+    def alike(self, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+        """Places in `rows` that make one batch: of one dataset, its frames as they are or changed ones, not both."""
+        kinds = self.dataset[rows] * 2 + self.cross[rows]
+        for kind in np.unique(kinds):
+            yield np.flatnonzero(kinds == kind)
 
     def walk_starts(self) -> npt.NDArray[np.int64]:
         """The anchor at which each walk begins."""
@@ -84,6 +99,7 @@ def make_plan(
     old_frames: int | None = None,
     walked_states: float = 0.0,
     walk_length: int = 1,
+    draw_from_old: bool = False,
 ) -> Plan:
     """The anchors of a cache, evenly over the old instructions.
 
@@ -100,6 +116,8 @@ def make_plan(
         old_frames: For `both`: how many of the anchors are frames of the old datasets; None means half.
         walked_states: Share of the cross anchors that lie on walks of the teacher, at least one walk each instruction.
         walk_length: Anchors of a walk.
+        draw_from_old: For `both`: what would be drawn from the statistics lies between two old frames instead, or on a
+            walk that begins at one.
 
     Raises:
         CraftError: The options contradict each other or the datasets.
@@ -109,18 +127,21 @@ def make_plan(
     keep = _old_instructions(source, old, old_instructions)
     cross_of_both = num_samples // 2 if old_frames is None else num_samples - old_frames
     from_new = {"dataset": 0, "cross": num_samples, "both": cross_of_both}[source]
-    parts = []
+    parts, near = [], None
     if source != "cross":
         parts.append(dataset_anchors(old, keep, num_samples - from_new, seed))
+        near = parts[0] if draw_from_old else None
     if source != "dataset":
         _refuse_the_new_task(keep, new)
         walking = Walking(walked_states, walk_length)
-        parts.append(cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, walking, seed))
+        parts.append(cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, walking, seed, near))
     anchors = np.concatenate(parts)
     # One group per instruction and origin, so that any beginning of the plan is a smaller plan of the same kind.
     groups = np.unique(anchors["instruction"] * 2 + anchors["cross"], return_inverse=True)[1]
     anchors = anchors[spread(groups, np.random.default_rng([seed, ROWS]))]
-    plan = Plan(source, seed, num_samples, keep, **{name: anchors[name].copy() for name in ANCHOR.fields or ()})
+    plan = Plan(
+        source, seed, num_samples, keep, len(old), **{name: anchors[name].copy() for name in ANCHOR.fields or ()}
+    )
     _check_counts(plan)
     return plan
 

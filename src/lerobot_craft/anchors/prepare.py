@@ -9,7 +9,7 @@ import numpy as np
 
 from lerobot_craft.anchors.build import Job, OpenDataset
 from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, num_anchors
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, draws_from_old, num_anchors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
     dataset_fingerprint,
@@ -59,6 +59,7 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         config.old_frames,
         config.walked_states,
         _walk_length(config, teacher, new),
+        draws_from_old(config.draw_from, config.anchor_source, adapter),
     )
     if len(plan) < plan.requested:
         logger.warning("the datasets have only %d frames to choose from; %d were asked for", len(plan), plan.requested)

@@ -22,6 +22,7 @@ _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
 # For the same reason its few old frames do not fill half of every batch: visits of one, for each of a cross anchor.
 _VISITS_OF_TOKENS = 8
 _AUTO = "auto"
+DRAW_FROM = (_AUTO, "old_frames", "statistics")
 
 
 @dataclass
@@ -67,6 +68,21 @@ def most_visits(adapter: PolicyAdapter) -> float | None:
     return _VISITS_OF_TOKENS if adapter.output_kind == "logits" else None
 
 
+def draws_from_old(asked: str, source: str, adapter: PolicyAdapter) -> bool:
+    """Whether states that are to be drawn come from the old frames that there are; else from the statistics.
+
+    Unless told otherwise that holds for a policy that answers in tokens (decision 0029).
+    """
+    if asked not in DRAW_FROM:
+        raise CraftError(f"--draw_from={asked} is not known. Use {', '.join(DRAW_FROM)}.")
+    if asked == "old_frames" and source != "both":
+        raise CraftError(
+            f"--draw_from=old_frames is for --anchor_source=both, which has old frames to make anchors from; this is "
+            f"{source}. Give a dataset of the old tasks, or leave the flag out."
+        )
+    return source == "both" and (asked == "old_frames" or (asked == _AUTO and adapter.output_kind == "logits"))
+
+
 @dataclass
 class BuildConfig:
     """`craft cache build`."""
@@ -88,10 +104,14 @@ class BuildConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn from the statistics that the teacher's normalizer ships.
+    # Share of the cross anchors whose state is drawn.
     drawn_states: float = 0.7
+    # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
+    # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in
+    # tokens; else statistics.
+    draw_from: str = _AUTO
     # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
-    # beginning of a new episode; how the state follows the actions is learned from the new data.
+    # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
     walked_states: float = 0.5
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0

@@ -12,7 +12,9 @@ from lerobot_craft.lerobot_api.datasets import FrameTable
 type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
 
 # Streams of random numbers under the plan's seed. numpy takes [seed, 1] and [seed, 1, 0] for the same one.
-_OLD, _NEW, ROWS, _WALKS = 1, 2, 3, 4
+_OLD, _NEW, ROWS, _WALKS, _NEAR = 1, 2, 3, 4, 5
+# Noise on states between two old frames, in standard deviations: a line becomes a tube.
+BETWEEN_JITTER = 0.05
 
 ANCHOR = np.dtype(
     [
@@ -24,6 +26,7 @@ ANCHOR = np.dtype(
         ("jitter", np.float64),
         ("walk", np.int64),
         ("walk_step", np.int64),
+        ("mate", np.int64),
     ]
 )
 
@@ -59,8 +62,13 @@ def cross_anchors(
     jitter: float,
     walking: Walking,
     seed: int,
+    near: npt.NDArray[np.void] | None = None,
 ) -> npt.NDArray[np.void]:
-    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases."""
+    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases.
+
+    `near` are anchors that are old frames. Where an instruction has some, what would be drawn from the teacher's
+    statistics is taken from them instead.
+    """
     table, dataset, frame = _join(new, present(new))
     # A walk comes back to the same few first frames, so only the other anchors are bounded by the frames there are.
     still = 1 - walking.share
@@ -79,9 +87,31 @@ def cross_anchors(
         rows = anchors["frame"]
         anchors["dataset"], anchors["frame"], anchors["cross"] = first + dataset[rows], frame[rows], True
         anchors["instruction"] = instruction
+        if near is not None and len(mine := near[near["instruction"] == instruction]):
+            _go_near(anchors, mine, np.random.default_rng([seed, _NEAR, instruction + 1]))
         parts.append(anchors)
         walks += len(walked) // walking.length
     return np.concatenate(parts)
+
+
+def _go_near(anchors: npt.NDArray[np.void], old: npt.NDArray[np.void], rng: np.random.Generator) -> None:
+    """In place: what was to be drawn lies between two old frames of one dataset, or walks off from an old frame."""
+    drawn = anchors["drawn"].copy()
+    walked = anchors["walk"] >= 0
+    _, number = np.unique(anchors["walk"][drawn & walked], return_inverse=True)
+    chosen = np.empty(len(anchors), dtype=np.int64)
+    # All of them in turn, in an order of chance: each is met as often as the next.
+    turn = rng.permutation(len(old))
+    chosen[drawn & walked] = turn[number % len(old)]
+    chosen[drawn & ~walked] = turn[np.arange((drawn & ~walked).sum()) % len(old)]
+    for name in ("dataset", "frame"):
+        anchors[name][drawn] = old[name][chosen[drawn]]
+    anchors["drawn"] = False
+    between = np.flatnonzero(drawn & ~walked)
+    anchors["jitter"][between] = BETWEEN_JITTER
+    for dataset in np.unique(anchors["dataset"][between]):
+        rows = between[anchors["dataset"][between] == dataset]
+        anchors["mate"][rows] = rng.choice(old["frame"][old["dataset"] == dataset], size=len(rows))
 
 
 def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, seed: list[int]) -> npt.NDArray[np.void]:
@@ -98,7 +128,7 @@ def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, see
 
 def _blank(n: int) -> npt.NDArray[np.void]:
     anchors = np.zeros(n, dtype=ANCHOR)
-    anchors["walk"] = -1
+    anchors["walk"] = anchors["mate"] = -1
     return anchors
 
 

@@ -1,4 +1,4 @@
-"""The walks of a plan, walked by its teacher: the new data's frames, the policy and `walk.py` put together."""
+"""The walks of a plan, walked by its teacher: frames to start from, the policy and `walk.py` put together."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[
         stats = checked_stats(group.frames.get(STATE), of_teacher)
     states = _in_order(groups, [_last(group.frames[STATE]) for group in groups])
     horizon = teacher.config.n_action_steps
-    motion = _motion([datasets[number] for number in sorted({group.dataset for group in groups})], horizon)
+    motion = _motion(datasets[plan.first_new :], horizon)
 
     def act(state: Tensor, step: int) -> Tensor:
         chunks = []

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, resolve_source
+from lerobot_craft.anchors.recipe import DRAW_FROM, BuildConfig, DatasetFlags, resolve_source
 from lerobot_craft.anchors.retained import RetentionMode
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
 from lerobot_craft.errors import CraftError
@@ -21,6 +21,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "method": get_args(MethodName),
     "retention_mode": get_args(RetentionMode),
     "anchor_source": get_args(AnchorSource),
+    "draw_from": DRAW_FROM,
     "teacher": get_args(TeacherKind),
     "loss_type": ("mse", "cosine", "l1", "kl"),
     "pooling": tuple(pooling for pooling in get_args(Pooling) if pooling != "none"),
@@ -109,10 +110,13 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions; share of states drawn from its
-    # statistics (on walks: of what is not the robot's own); noise on the others in standard deviations.
+    # For cross: share of anchors on walks of the teacher under old instructions; share of states that are drawn (on
+    # walks: what is not the robot's own); noise on the others in standard deviations.
     walked_states: float = 0.5
     drawn_states: float = 0.7
+    # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
+    # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
+    draw_from: str = "auto"
     state_jitter: float = 0.0
 
     # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
@@ -292,6 +296,7 @@ class CraftConfig:
             old_instructions=self.old_instructions,
             walked_states=self.walked_states,
             drawn_states=self.drawn_states,
+            draw_from=self.draw_from,
             state_jitter=self.state_jitter,
             retention_mode=self.retention_mode,
             hidden_layer=self.hidden_layer or "-2",

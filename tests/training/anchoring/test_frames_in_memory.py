@@ -45,12 +45,12 @@ def of_dataset(job, dataset):
 def test_a_frame_is_read_once(job, reads):
     frames = FramesInMemory(job)
     rows = of_dataset(job, 0)
-    first = frames.read(0, rows[:4])
-    again = frames.read(0, rows[[3, 0, 0]])
+    first = frames.read(rows[:4])
+    again = frames.read(rows[[3, 0, 0]])
     assert reads == [4]
     assert torch.equal(again[TOP], first[TOP][[3, 0, 0]])
     assert again["task"] == [first["task"][place] for place in (3, 0, 0)]
-    frames.read(0, rows[:6])
+    frames.read(rows[:6])
     assert reads == [4, 2]
     assert 0 < frames.bytes_at_most(12) < 2**20
 
@@ -58,7 +58,7 @@ def test_a_frame_is_read_once(job, reads):
 def test_what_does_not_fit_is_read_each_time(job, reads):
     frames = FramesInMemory(job, kept_bytes=0)
     rows = of_dataset(job, 0)[:3]
-    first, again = frames.read(0, rows), frames.read(0, rows)
+    first, again = frames.read(rows), frames.read(rows)
     assert reads == [3, 3]
     assert torch.equal(first[TOP], again[TOP])
     assert frames.bytes_at_most(12) == 0
@@ -67,10 +67,10 @@ def test_what_does_not_fit_is_read_each_time(job, reads):
 def test_cross_anchors_come_with_their_old_instruction_and_without_actions(job):
     frames = FramesInMemory(job)
     rows = of_dataset(job, 1)
-    batch = frames.read(1, rows)
+    batch = frames.read(rows)
     assert batch["task"] == [job.plan.instructions[index] for index in job.plan.instruction[rows]]
     assert "action" not in batch
-    assert "action" in frames.read(0, of_dataset(job, 0))
+    assert "action" in frames.read(of_dataset(job, 0))
 
 
 def test_datasets_whose_images_differ_are_refused(job, anchor_data, tmp_path, teachers):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.build import Job
-from lerobot_craft.anchors.datasets import STATE, as_anchors
+from lerobot_craft.anchors.datasets import NOTHING_MADE, STATE, MadeStates, as_anchors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
 from lerobot_craft.teacher.processors import normalizer_stats
@@ -22,13 +22,13 @@ class FramesInMemory:
 
     Args:
         job: The plan, its datasets, and the teacher whose statistics states are drawn from.
-        walked: States of the plan's walks, if it has any.
+        made: States that the plan refers to and the frames do not hold.
         kept_bytes: How much is kept.
     """
 
-    def __init__(self, job: Job, walked: Tensor | None = None, kept_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, job: Job, made: MadeStates = NOTHING_MADE, kept_bytes: int = KEPT_BYTES) -> None:
         _check_alike(job)
-        self._walked = walked
+        self._made = made
         self._job = job
         self._state_stats = normalizer_stats(job.teacher.preprocessor).get(STATE)
         self._limit = kept_bytes
@@ -36,21 +36,21 @@ class FramesInMemory:
         self._kept_bytes = 0
         self._row_bytes = 0  # of the largest frame so far
 
-    def read(self, dataset: int, rows: npt.NDArray[np.int64]) -> RawBatch:
-        """Anchors of one dataset, by their rows in the plan."""
+    def read(self, rows: npt.NDArray[np.int64]) -> RawBatch:
+        """Anchors by their rows in the plan, such as make one batch."""
         missing = np.asarray([row for row in np.unique(rows) if int(row) not in self._kept], dtype=np.int64)
-        fresh = self._read(dataset, missing) if len(missing) else {}
+        fresh = self._read(missing) if len(missing) else {}
         return _joined([fresh[int(row)] if int(row) in fresh else self._kept[int(row)] for row in rows])
 
     def bytes_at_most(self, num_anchors: int) -> int:
         """Memory once all anchors have been visited, judged by the frames read so far."""
         return min(self._limit, num_anchors * self._row_bytes)
 
-    def _read(self, dataset: int, rows: npt.NDArray[np.int64]) -> dict[int, RawBatch]:
+    def _read(self, rows: npt.NDArray[np.int64]) -> dict[int, RawBatch]:
         plan = self._job.plan
         datasets = [opened.dataset for opened in self._job.datasets]
-        (frames,) = read_batches(datasets, [(dataset, plan.frame[rows])])
-        batch = as_anchors(frames, plan, rows, self._state_stats, self._walked)
+        (frames,) = read_batches(datasets, [(int(plan.dataset[rows[0]]), plan.frame[rows])])
+        batch = as_anchors(frames, plan, rows, self._state_stats, self._made)
         fresh = {int(row): {name: values[place] for name, values in batch.items()} for place, row in enumerate(rows)}
         size = max(_nbytes(frame) for frame in fresh.values())
         self._row_bytes = max(self._row_bytes, size)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lerobot_craft.anchors.build import Job
 from lerobot_craft.anchors.columns import Columns, concatenate, take
+from lerobot_craft.anchors.datasets import MadeStates
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import Scale
 from lerobot_craft.anchors.order import by_origin, visit, without
@@ -54,7 +55,7 @@ class OnlineAnchors:
         self._seed = context.seed
         self._student = context.policy
         self._copy = None if hasattr(context.policy, "disable_adapter") else frozen_teacher(context)
-        self._frames = FramesInMemory(job, self._walk())
+        self._frames = FramesInMemory(job, self._make_states())
         self.retained = dataclasses.replace(job.retained, draws=1)  # every visit draws anew
         self._actions = Retained("action", top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
@@ -109,9 +110,8 @@ class OnlineAnchors:
     def _ask(self, indices: Tensor, rngs: Sequence[np.random.Generator], retained: Retained) -> AnchorBatch:
         plan, rows = self._job.plan, indices.numpy()
         parts: list[tuple[npt.NDArray[np.int64], RawBatch, Columns]] = []
-        for dataset in np.unique(plan.dataset[rows]):  # the frames of one have the same keys, those of another may not
-            places = np.flatnonzero(plan.dataset[rows] == dataset)
-            raw = self._frames.read(int(dataset), rows[places])
+        for places in plan.alike(rows):  # these have the same keys, others may not
+            raw = self._frames.read(rows[places])
             parts.append((places, raw, self._columns(raw, [rngs[place] for place in places], retained)))
         order = torch.from_numpy(np.concatenate([places for places, _, _ in parts])).argsort()
         raw = {
@@ -123,11 +123,11 @@ class OnlineAnchors:
         columns = take(concatenate(columns for _, _, columns in parts), order)
         return AnchorBatch(raw, columns, self.instructions[indices])
 
-    def _walk(self) -> Tensor | None:
+    def _make_states(self) -> MadeStates:
         if self._copy is not None:
-            return self._job.walk(self._copy)
+            return self._job.make_states(self._copy)
         with adapter_off(self._student):
-            return self._job.walk(unwrapped(self._student))
+            return self._job.make_states(unwrapped(self._student))
 
     def _columns(self, raw: RawBatch, rngs: Sequence[np.random.Generator], retained: Retained) -> Columns:
         teacher, adapter = self._job.teacher, self._job.adapter

@@ -20,7 +20,7 @@ from lerobot_craft.training.records.run_file import RunFile
 _SOURCES = {
     "dataset": "frames of old data",
     "cross": "the old instructions, in frames of the new task and where the teacher's own actions lead from there",
-    "both": "frames of old data, and the old instructions in frames of the new task",
+    "both": "frames of old data, and the old instructions near these or in frames of the new task",
 }
 _ABOUT_DRIFT = (
     "Drift is the distance from the teacher on the anchors, mean of the last anchor steps. A drift within the budget "

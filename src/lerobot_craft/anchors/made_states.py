@@ -1,0 +1,39 @@
+"""States that a plan needs before its anchors can be asked: where walks lead, and what an old frame's mate shows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.datasets import STATE, MadeStates
+from lerobot_craft.anchors.plan import Plan
+from lerobot_craft.anchors.teacher_walk import walked_states
+from lerobot_craft.lerobot_api.preload_columns import numbers
+from lerobot_craft.teacher.load import Teacher
+
+
+def make_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[Any], batch_size: int) -> MadeStates:
+    """Walk the plan's walks and read the states of its mates.
+
+    Args:
+        plan: The plan.
+        teacher: Whose processors, statistics and settings are used.
+        policy: The teacher's network, in whatever mode.
+        datasets: LeRobotDatasets as the plan numbers them.
+        batch_size: Walks per forward pass.
+    """
+    walked = walked_states(plan, teacher, policy, datasets, batch_size)
+    return MadeStates(walked, _mates(plan, datasets))
+
+
+def _mates(plan: Plan, datasets: Sequence[Any]) -> Tensor | None:
+    rows = np.flatnonzero(plan.mate >= 0)
+    mates: Tensor | None = None
+    for dataset in np.unique(plan.dataset[rows]):
+        of_dataset = rows[plan.dataset[rows] == dataset]
+        states = numbers(datasets[dataset], STATE)[plan.mate[of_dataset]].float()
+        mates = torch.zeros(len(plan), states.shape[1]) if mates is None else mates
+        mates[of_dataset] = states
+    return mates
