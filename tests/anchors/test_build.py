@@ -341,6 +341,7 @@ def test_anchors_near_old_frames(policy, build, teachers, anchor_data):
     assert int(old.sum()) == 6
     assert int(near.sum()) > 20
     assert set(columns["frame"][near].tolist()) <= set(columns["frame"][old].tolist())
+    assert len(manifest.datasets[0].frames) == 6  # each once, however often it was used
     assert len(states[near].unique(dim=0)) > 15
     dataset = open_dataset("local/old", anchor_data / "old")
     for row in old.nonzero().flatten().tolist():

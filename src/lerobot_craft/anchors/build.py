@@ -304,7 +304,7 @@ def _input_features(job: Job, columns: Columns) -> dict[str, InputFeature]:
 
 def _record(job: Job, index: int) -> DatasetRecord:
     opened = job.datasets[index]
-    frames = sorted(job.plan.frame[job.plan.dataset == index].tolist())
+    frames = np.unique(job.plan.frame[job.plan.dataset == index]).tolist()
     return DatasetRecord(opened.repo_id, opened.revision, opened.root, opened.fingerprint, len(opened.dataset), frames)
 
 
