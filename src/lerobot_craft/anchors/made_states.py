@@ -33,7 +33,7 @@ def _mates(plan: Plan, datasets: Sequence[Any]) -> Tensor | None:
     mates: Tensor | None = None
     for dataset in np.unique(plan.dataset[rows]):
         of_dataset = rows[plan.dataset[rows] == dataset]
-        states = numbers(datasets[dataset], STATE)[plan.mate[of_dataset]].float()
+        states = numbers(datasets[dataset], STATE)[plan.mate[of_dataset]].float().view(len(of_dataset), -1)
         mates = torch.zeros(len(plan), states.shape[1]) if mates is None else mates
         mates[of_dataset] = states
     return mates

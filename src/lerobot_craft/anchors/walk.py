@@ -4,7 +4,8 @@ A new frame under an old instruction asks the teacher where the new task happens
 from there, no new frame has been: turn the other way round a faucet and the hand is on its other side. So the teacher
 walks: from the first frame of a new episode it acts under the old instruction, a motion model (`motion.py`) moves the
 robot's own state, the rest of the state stays, and each state on the way becomes an anchor. What is not the robot's own
-may be drawn from the teacher's statistics at the start, to walk among objects that the new data do not show.
+may be drawn from the teacher's statistics at the start, to walk among objects that the new data do not show; or the
+walk begins at an old frame, where there are some (`rows.py`).
 """
 
 from collections.abc import Callable, Sequence

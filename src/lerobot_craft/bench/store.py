@@ -24,16 +24,8 @@ _WITH_ANCHORS = ("craft", "lwf")
 _OF_THE_CONSTRAINT = frozenset(
     (
         *("anchor_batch_size", "retention_freq", "retention_mode", "loss_type", "teacher", "anchor_source"),
-        *(
-            "num_anchors",
-            "old_frames",
-            "walked_states",
-            "drawn_states",
-            "draw_from",
-            "state_jitter",
-            "top_k",
-            "num_draws",
-        ),
+        *("num_anchors", "old_frames", "walked_states", "drawn_states", "draw_from", "state_jitter"),
+        *("top_k", "num_draws"),
         *("lambda_per_task", "dual_rule", "initial_lambda", "lambda_lr", "lambda_min", "lambda_max"),
         *("lambda_fall_rate", "lambda_gain", "lambda_smoothing"),
         *("epsilon_start", "epsilon_end", "epsilon_decay_steps", "epsilon_decay", "epsilon_unit"),
