@@ -274,6 +274,7 @@ BUILT_FROM = {
             "old_frames",
             "walked_states",
             "drawn_states",
+            "draw_from",
             "state_jitter",
             "retention_mode",
             "hidden_layer",
