@@ -12,7 +12,7 @@ from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.anchors.verify import verify_cache
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import open_dataset, read_batches
+from lerobot_craft.lerobot_api.datasets import read_batches
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.policies import adapter_for, mode
@@ -325,31 +325,6 @@ def test_walked_anchors_are_where_the_teacher_goes(policy, build, teachers):
     if policy == "pi0_fast":  # greedy; the noise of the others is drawn for a batch, and the recipe names its size
         other = open_cache(build(policy, "again", batch_size=4, **options)).take(torch.arange(30))
         assert torch.allclose(other.raw["observation.state"], anchors.raw["observation.state"], atol=1e-4)
-
-
-@pytest.mark.parametrize("policy", ["smolvla", "pi0_fast"])
-def test_anchors_near_old_frames(policy, build, teachers, anchor_data):
-    """States between two old frames and walks from old frames; what is demonstrated keeps its own error."""
-    options = {"anchor_source": "both", "retention_mode": "action", "draw_from": "old_frames", "old_frames": 6}
-    directory = build(policy, walked_states=0.5, drawn_states=0.7, num_samples=60, **options)
-    manifest, reproduction = verify_cache(directory, teachers(policy))
-    assert reproduction.holds
-    anchors = open_cache(directory).take(torch.arange(60))
-    columns, states = anchors.columns, anchors.raw["observation.state"].flatten(start_dim=1)
-    old = ~columns["cross"]
-    near = columns["cross"] & (columns["dataset"] == 0)
-    assert int(old.sum()) == 6
-    assert int(near.sum()) > 20
-    assert set(columns["frame"][near].tolist()) <= set(columns["frame"][old].tolist())
-    assert len(manifest.datasets[0].frames) == 6  # each once, however often it was used
-    assert len(states[near].unique(dim=0)) > 15
-    dataset = open_dataset("local/old", anchor_data / "old")
-    for row in old.nonzero().flatten().tolist():
-        assert torch.allclose(states[row], dataset[int(columns["frame"][row])]["observation.state"])
-    errors = [name for name in columns if name.startswith("own_error")]
-    assert errors
-    assert all(bool((columns[name][old] > 0).all()) for name in errors)
-    assert all(value > 0 for scale in manifest.scales for value in scale.values.values())
 
 
 def test_a_teacher_without_statistics_of_the_state_cannot_walk(build, monkeypatch):

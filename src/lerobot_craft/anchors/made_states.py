@@ -15,15 +15,7 @@ from lerobot_craft.teacher.load import Teacher
 
 
 def make_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[Any], batch_size: int) -> MadeStates:
-    """Walk the plan's walks and read the states of its mates.
-
-    Args:
-        plan: The plan.
-        teacher: Whose processors, statistics and settings are used.
-        policy: The teacher's network, in whatever mode.
-        datasets: LeRobotDatasets as the plan numbers them.
-        batch_size: Walks per forward pass.
-    """
+    """Walk the plan's walks (`walked_states` says with what) and read the states of its mates."""
     walked = walked_states(plan, teacher, policy, datasets, batch_size)
     return MadeStates(walked, _mates(plan, datasets))
 
