@@ -35,9 +35,10 @@ from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.anchors.summary import bytes_by_purpose
-from lerobot_craft.lerobot_api.datasets import open_dataset, read_batches
+from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
 from lerobot_craft.teacher.load import Teacher, load_teacher
 from lerobot_craft.tiny.checkpoints import make_checkpoint

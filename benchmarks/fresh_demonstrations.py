@@ -26,8 +26,9 @@ from dated import RESULTS, dated, write
 from lerobot_craft.anchors.frames import choose_frames
 from lerobot_craft.bench.metaworld.demonstrations import record
 from lerobot_craft.bench.store import RESULT_FILE
-from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, open_dataset, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, open_dataset
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
 from lerobot_craft.teacher.load import Teacher, load_teacher
 

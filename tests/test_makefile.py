@@ -1,5 +1,6 @@
-"""`make help` lists every target."""
+"""`make help` lists every target, and no target compiles lerobot anew."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -26,3 +27,10 @@ def test_help_lists_every_target():
 
 def test_every_target_is_declared():
     assert declared() == set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_what_python_compiled_is_kept():
+    surroundings = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    asked = [shutil.which("make"), "--eval", "kept: ; @echo kept=$${PYTHONDONTWRITEBYTECODE:-yes}", "kept"]
+    made = subprocess.run(asked, cwd=ROOT, env=surroundings, capture_output=True, text=True, check=True)
+    assert "kept=yes" in made.stdout

@@ -12,9 +12,9 @@ from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.anchors.verify import verify_cache
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import read_batches
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import adapter_for, mode
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS, POLICIES
 

@@ -1,12 +1,10 @@
-"""Opening and reading real LeRobotDatasets, written by lerobot itself."""
+"""Opening and listing real LeRobotDatasets, written by lerobot itself."""
 
 import json
 import shutil
-import threading
 
 import numpy as np
 import pytest
-import torch
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
@@ -14,8 +12,8 @@ from lerobot_craft.lerobot_api.datasets import (
     frame_table,
     instructions,
     open_dataset,
-    read_batches,
 )
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.tiny.datasets import make_local_dataset
 
 TASKS = ["open the drawer", "close the drawer"]
@@ -99,72 +97,6 @@ def test_instructions_are_what_task_indices_point_into(dataset):
     assert batch["task"] == [TASKS[index] for index in batch["task_index"]]
 
 
-def test_a_batch_is_what_lerobot_train_would_draw(dataset, root, config):
-    from lerobot.configs.default import DatasetConfig
-    from lerobot.configs.train import TrainPipelineConfig
-    from lerobot.datasets.factory import make_dataset
-
-    cfg = TrainPipelineConfig(dataset=DatasetConfig(repo_id="local/drawers", root=str(root)), policy=config)
-    rows = [0, 71, 13, 5]
-    theirs = next(iter(torch.utils.data.DataLoader(torch.utils.data.Subset(make_dataset(cfg), rows), batch_size=4)))
-    (ours,) = read_frames(dataset, rows)
-    assert ours[CAMERA].dtype == torch.uint8
-    ours[CAMERA] = ours[CAMERA].to(torch.float32) / 255.0  # as lerobot-train does before the preprocessor
-    assert sorted(ours) == sorted(theirs)
-    assert ours.pop("task") == theirs.pop("task")
-    assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in ours)
-    assert ours["observation.state"].shape == (4, 2, 4)
-    assert ours["action"].shape == (4, 8, 4)
-
-
-def test_videos_are_read_as_uint8(video_root):
-    dataset = open_dataset("local/film", video_root)
-    (batch,) = read_frames(dataset, [3, 20])
-    assert batch[CAMERA].dtype == torch.uint8
-    assert batch[CAMERA].shape == (2, 3, 64, 64)
-    assert not torch.equal(batch[CAMERA][0], batch[CAMERA][1])
-
-
-def test_frames_come_in_the_order_asked(dataset):
-    rows = [40, 3, 3, 71, 0, 12, 25]
-    batches = list(read_frames(dataset, rows, batch_size=3))
-    assert [len(batch["task"]) for batch in batches] == [3, 3, 1]
-    assert torch.cat([batch["index"] for batch in batches]).tolist() == rows
-    assert list(read_frames(dataset, [])) == []
-
-
-class Watched:
-    """A dataset that tells who reads it and when."""
-
-    def __init__(self, dataset):
-        self.dataset, self.meta = dataset, dataset.meta
-        self.ahead, self.too_far = threading.Event(), threading.Event()
-        self.read = []
-
-    def __getitem__(self, row):
-        self.read.append((row, threading.current_thread().name))
-        if len(self.read) == 6:
-            self.ahead.set()
-        if len(self.read) == 7:
-            self.too_far.set()
-        return self.dataset[row]
-
-
-def test_reading_goes_on_while_the_caller_computes(dataset):
-    watched = Watched(dataset)
-    batches = read_frames(watched, range(40), batch_size=2)
-    next(batches)
-    assert watched.ahead.wait(timeout=30), "nothing was read ahead"
-    assert not watched.too_far.wait(timeout=0.5), "two batches ahead are enough"
-    batches.close()
-    assert not any(thread.name.startswith("read_batches") for thread in threading.enumerate())
-
-
-def test_an_error_while_reading_reaches_the_caller(dataset):
-    with pytest.raises(IndexError):
-        list(read_frames(dataset, [0, 1_000_000], batch_size=1))
-
-
 def test_the_fingerprint_is_of_the_content(dataset, root, config, tmp_path):
     fingerprint = dataset_fingerprint(dataset)
     copy = copied(root, tmp_path)
@@ -217,14 +149,3 @@ def test_an_unreadable_dataset_is_refused(root, tmp_path, file):
 def test_episodes_that_are_not_there_are_refused(root, episodes):
     with pytest.raises(CraftError, match=r"episodes 0 to 5.*Mend --dataset\.episodes"):
         open_dataset("local/drawers", root, episodes=episodes)
-
-
-@pytest.mark.slow  # each worker process imports lerobot
-def test_worker_processes_give_the_same_batches_and_leave_the_global_random_state(dataset):
-    rows = [40, 3, 71, 0, 12]
-    state = torch.get_rng_state()
-    batches = list(read_frames(dataset, rows, num_workers=2, batch_size=2))
-    assert torch.equal(torch.get_rng_state(), state)
-    for one, two in zip(batches, read_frames(dataset, rows, batch_size=2), strict=True):
-        assert one.pop("task") == two.pop("task")
-        assert all(torch.equal(one[key], two[key]) for key in two if key != "task")

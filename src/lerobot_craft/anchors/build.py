@@ -33,9 +33,10 @@ from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shar
 from lerobot_craft.anchors.teacher_values import generators, teacher_columns
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import PolicyAdapter, mode
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats

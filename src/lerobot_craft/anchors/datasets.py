@@ -23,7 +23,8 @@ from lerobot_craft.anchors.cross import (
 from lerobot_craft.anchors.manifest import DatasetRecord, Manifest
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch, fingerprint_in, local_copies, open_dataset, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch, fingerprint_in, local_copies, open_dataset
+from lerobot_craft.lerobot_api.reading import read_batches
 
 STATE = "observation.state"
 _LEAVE_STATES = "To leave states as they are, set --drawn_states=0, --walked_states=0 and --state_jitter=0."

@@ -14,10 +14,11 @@ from lerobot_craft.anchors.datasets import STATE, checked_stats, under_old_instr
 from lerobot_craft.anchors.motion import Motion, fit_motion
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.walk import walk
-from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.preload_columns import numbers
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats

@@ -1,4 +1,4 @@
-"""The dataset side of lerobot: opening, listing and reading frames, and nothing else.
+"""The dataset side of lerobot: opening and listing, and nothing else.
 
 A sibling of `lerobot_api`: what is known here of lerobot's inside was checked against the release that craft requires.
 Nothing of lerobot is imported at the top, because that takes ten seconds and more.
@@ -7,9 +7,7 @@ Nothing of lerobot is imported at the top, because that takes ten seconds and mo
 import hashlib
 import json
 import re
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import quiet_video
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 
 type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as lerobot's DataLoader collates them
 
-_BATCHES_AHEAD = 2
 _REVISION = re.compile(r"\w[\w./-]*")
 
 
@@ -238,82 +233,6 @@ def local_copies(repo_id: str, revision: str | None = None) -> list[Path]:
                 )
                 places.append(Path(found))
     return [place for place in dict.fromkeys(places) if (place / "meta" / "info.json").is_file()]
-
-
-def read_batches(
-    datasets: Sequence["LeRobotDataset"],
-    batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
-    num_workers: int = 0,
-) -> Iterator[RawBatch]:
-    """Batches of frames in this order, read ahead while the caller computes.
-
-    They are what `lerobot-train` draws from its DataLoader, before the preprocessor, with one difference: colour images
-    are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
-
-    Args:
-        datasets: From `open_dataset`.
-        batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
-        num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
-    """
-    collate = _Collate.of(datasets)
-    wanted = [(dataset, [int(index) for index in indices]) for dataset, indices in batches]
-    if num_workers == 0:
-        return _read_in_thread(datasets, wanted, collate)
-    joined: ConcatDataset[Any] = ConcatDataset(datasets)
-    starts = [0, *joined.cumulative_sizes]
-    loader = DataLoader(
-        joined,
-        batch_sampler=[[starts[dataset] + index for index in indices] for dataset, indices in wanted],
-        num_workers=num_workers,
-        collate_fn=collate,
-        prefetch_factor=_BATCHES_AHEAD,
-        multiprocessing_context="spawn",  # as lerobot-train: forked video decoders and threads can hang
-        generator=torch.Generator(),  # or the DataLoader would draw from, and so change, the global one
-    )
-    return iter(loader)
-
-
-def _read_in_thread(
-    datasets: Sequence["LeRobotDataset"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
-) -> Iterator[RawBatch]:
-    def read(dataset: int, indices: list[int]) -> RawBatch:
-        return collate([datasets[dataset][index] for index in indices])
-
-    # One thread only: decoders that lerobot keeps open must not be shared.
-    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read_batches")
-    try:
-        ahead: deque[Future[RawBatch]] = deque()
-        for dataset, indices in wanted:
-            ahead.append(reader.submit(read, dataset, indices))
-            if len(ahead) > _BATCHES_AHEAD:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        reader.shutdown(cancel_futures=True)
-
-
-@dataclass(frozen=True)
-class _Collate:
-    """Samples to a batch, with colour images as uint8; an object because it travels to worker processes."""
-
-    colour_cameras: tuple[str, ...]
-    has_language_columns: bool
-
-    @classmethod
-    def of(cls, datasets: Sequence["LeRobotDataset"]) -> "_Collate":
-        metas = [dataset.meta for dataset in datasets]
-        cameras = {key for meta in metas for key in meta.camera_keys if key not in meta.depth_keys}
-        return cls(tuple(sorted(cameras)), any(meta.has_language_columns for meta in metas))
-
-    def __call__(self, samples: list[Any]) -> RawBatch:
-        from lerobot.utils.collate import lerobot_collate_fn
-
-        batch: RawBatch = lerobot_collate_fn(samples) if self.has_language_columns else default_collate(samples)
-        for camera in self.colour_cameras:
-            if camera in batch and batch[camera].is_floating_point():
-                batch[camera] = (batch[camera] * 255.0).round().to(torch.uint8)
-        return batch
 
 
 def lerobot_home() -> Path:

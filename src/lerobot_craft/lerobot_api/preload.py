@@ -12,29 +12,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import IterableDataset, Subset
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
-from lerobot_craft.lerobot_api.preload_columns import Column, episode_bounds, read_columns, sample_windows
+from lerobot_craft.lerobot_api.preload_columns import Column, read_columns
+from lerobot_craft.lerobot_api.samples import Samples
 
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 logger = logging.getLogger(__name__)
 
-_TASK = "task"
-_SAMPLES_COMPARED = 8
 _SHARE_OF_MEMORY = 0.5
 
 
-class SamplesInMemory(Dataset[RawBatch]):
+class SamplesInMemory(Samples):
     """The samples of a dataset, all of them in memory.
-
-    A DataLoader that finds `__getitems__` asks for a whole batch at once; it comes collated, so its `collate_fn` has
-    nothing left to do (`as_it_is`).
 
     Args:
         dataset: As lerobot opened it.
@@ -44,51 +38,17 @@ class SamplesInMemory(Dataset[RawBatch]):
     """
 
     def __init__(self, dataset: "LeRobotDataset") -> None:
-        self.meta = dataset.meta
-        self._first, self._last = episode_bounds(dataset)
-        self._columns = read_columns(dataset)
-        self._windows = sample_windows(dataset)
-        names = dataset.meta.tasks.index.tolist()
-        self._instructions = [names[task] for task in dataset.hf_dataset.data.column("task_index").to_pylist()]
-        self._compare(dataset)
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-    @property
-    def nbytes(self) -> int:
-        """Memory of all columns."""
-        return sum(column.values.nbytes for column in self._columns.values() if isinstance(column, Column))
-
-    def __getitem__(self, row: int) -> RawBatch:
-        return {name: values[0] for name, values in self.__getitems__([row]).items()}
-
-    def __getitems__(self, rows: Sequence[int]) -> RawBatch:
-        """Samples as one batch, with lerobot's names in lerobot's order."""
-        at = torch.tensor(rows)  # [B]
-        first, last = self._first[at], self._last[at]
-        batch: RawBatch = {
-            name: column.at(at, first, last) if isinstance(column, Column) else [column[row] for row in rows]
-            for name, column in self._columns.items()
-        }
-        for name, window in self._windows.items():
-            wanted = at[:, None] + window  # [B, D]
-            batch[f"{name}_is_pad"] = (wanted < first[:, None]) | (wanted > last[:, None])
-        batch[_TASK] = [self._instructions[row] for row in rows]
-        return batch
-
-    def _compare(self, dataset: "LeRobotDataset") -> None:
-        """Refuse unless a few samples are lerobot's, bit by bit; those at episodes' ends have padded windows."""
-        drawn = np.random.default_rng(0).integers(len(self), size=_SAMPLES_COMPARED).tolist()
-        rows = [0, *drawn, int(self._last[drawn[0]]), len(self) - 1]
-        expected, found = default_collate([dataset[row] for row in rows]), self.__getitems__(rows)
-        differing = [name for name in expected if name not in found or not _same(expected[name], found[name])]
-        differing += [name for name in found if name not in expected]
-        if differing:
+        super().__init__(dataset, read_columns(dataset))
+        if differing := self.differing_from(dataset):
             raise CraftError(
                 f"--craft.preload would not give what lerobot reads for {', '.join(differing)} of {dataset.repo_id}: "
                 "leave it out for this dataset"
             )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all columns."""
+        return sum(column.values.nbytes for column in self.columns.values() if isinstance(column, Column))
 
 
 def as_it_is(batch: RawBatch) -> RawBatch:
@@ -173,11 +133,3 @@ def bytes_needed(dataset: "LeRobotDataset") -> int:
         width = widths.get(kind, 8 if "int" in kind else 4)
         per_frame += int(np.prod(feature["shape"])) * width
     return len(dataset) * per_frame
-
-
-def _same(expected: Any, found: Any) -> bool:
-    if not isinstance(expected, Tensor):
-        return bool(expected == found)
-    same_form = isinstance(found, Tensor) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    # Bytes, so that a NaN is equal to itself.
-    return same_form and bool(found.contiguous().numpy().tobytes() == expected.contiguous().numpy().tobytes())

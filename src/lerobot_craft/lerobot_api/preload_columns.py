@@ -1,4 +1,4 @@
-"""Every feature of every frame of a dataset as one tensor: read in bulk, each image decoded once."""
+"""Every feature of every frame of a dataset as one tensor, read in bulk; images decoded once, or when asked for."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -46,20 +46,59 @@ class Column:
         return values.to(torch.get_default_dtype()).div(255) if self.in_bytes else values
 
 
-def read_columns(dataset: "LeRobotDataset") -> dict[str, Column | list[str]]:
-    """What a sample is made of, in its order: videos, then the table's columns; strings are lists of N."""
+class Pictures:
+    """Images that stay encoded; those asked for come in bytes.
+
+    Args:
+        dataset: As lerobot opened it.
+        name: Of the feature.
+        window: [D] frames before or after a sample's own that belong to the sample; None: its own alone.
+    """
+
+    def __init__(self, dataset: "LeRobotDataset", name: str, window: Tensor | None) -> None:
+        self._dataset, self._name, self._window = dataset, name, window
+        self._decode = dataset.hf_dataset.features[name].decode_example
+        self._cells = dataset.hf_dataset.data.column(name)
+
+    def at(self, rows: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """As `Column.at`.
+
+        Raises:
+            CraftError: They are not all of one size, or not stored in bytes.
+        """
+        wanted = rows
+        if self._window is not None:
+            wanted = (rows[:, None] + self._window).clamp(first[:, None], last[:, None])
+        different, place = wanted.unique(return_inverse=True)
+        pictures = [
+            _picture(self._dataset, self._name, self._decode(self._cells[row].as_py())) for row in different.tolist()
+        ]
+        if any(picture.shape != pictures[0].shape for picture in pictures):
+            raise CraftError(f"the images {self._name} of {self._dataset.repo_id} are not all of one size")
+        return torch.stack(pictures)[place]
+
+
+def read_columns(dataset: "LeRobotDataset", *, keep_images: bool = True) -> dict[str, Column | Pictures | list[str]]:
+    """What a sample is made of, in its order: videos, then the table's columns; strings are lists of N.
+
+    Args:
+        dataset: As lerobot opened it.
+        keep_images: Whether to decode all images now; otherwise those asked for, then. Videos are always decoded.
+    """
     import datasets as hf  # type: ignore[import-untyped]
 
     table = dataset.hf_dataset
     windows = sample_windows(dataset)
-    columns: dict[str, Column | list[str]] = {}
+    columns: dict[str, Column | Pictures | list[str]] = {}
     for name in dataset.meta.video_keys:
         window = windows.get(name)
         # lerobot drops the axis of a video's window with a single frame, and keeps that of an image's.
         columns[name] = Column(_video(dataset, name), window, has_axis=window is not None and len(window) > 1)
     for name, feature in table.features.items():
         cells = table.data.column(name)
-        if isinstance(feature, hf.Image):
+        if isinstance(feature, hf.Image) and not keep_images:
+            columns[name] = Pictures(dataset, name, windows.get(name))
+        elif isinstance(feature, hf.Image):
             columns[name] = Column(_images(dataset, name), windows.get(name), in_bytes=True)
         elif isinstance(feature, hf.Value) and feature.dtype == "string":
             columns[name] = cells.to_pylist()

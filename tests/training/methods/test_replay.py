@@ -7,8 +7,8 @@ import torch
 from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import read_batches
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.training.methods import replay
 from lerobot_craft.training.methods.demonstrations import old_demonstrations
 from lerobot_craft.training.methods.replay import Replay

@@ -11,7 +11,8 @@ from torch import Tensor
 from lerobot_craft.anchors.build import Job
 from lerobot_craft.anchors.datasets import NOTHING_MADE, STATE, MadeStates, as_anchors
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch, read_batches
+from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.teacher.processors import normalizer_stats
 
 KEPT_BYTES = 2**30

@@ -21,11 +21,11 @@ from lerobot_craft.lerobot_api.datasets import (
     instructions,
     open_dataset,
     open_metadata,
-    read_batches,
 )
 from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.preload import preloaded
 from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
 from lerobot_craft.training.methods.method import Context
 

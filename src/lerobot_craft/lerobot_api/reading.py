@@ -1,0 +1,131 @@
+"""Reading chosen frames of datasets in batches, ahead of who computes with them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, default_collate
+
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.preload_columns import read_columns
+from lerobot_craft.lerobot_api.samples import Samples
+
+if TYPE_CHECKING:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+_BATCHES_AHEAD = 2
+# By columns, numbers are read for the whole dataset and a dozen samples are compared with lerobot's: that must be worth
+# it. A frame read by lerobot costs as much as the numbers of some thousands.
+_FEWEST_FRAMES, _MOST_READ_FOR_ONE = 64, 200
+
+
+def read_batches(
+    datasets: Sequence["LeRobotDataset"],
+    batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
+    num_workers: int = 0,
+) -> Iterator[RawBatch]:
+    """Batches of frames in this order, read ahead while the caller computes.
+
+    They are what `lerobot-train` draws from its DataLoader, before the preprocessor, with one difference: colour images
+    are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
+
+    Args:
+        datasets: From `open_dataset`.
+        batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
+        num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
+    """
+    collate = _Collate.of(datasets)
+    wanted = [(dataset, [int(index) for index in indices]) for dataset, indices in batches]
+    if num_workers == 0:
+        return _read_in_thread(datasets, wanted, collate)
+    joined: ConcatDataset[Any] = ConcatDataset(datasets)
+    starts = [0, *joined.cumulative_sizes]
+    loader = DataLoader(
+        joined,
+        batch_sampler=[[starts[dataset] + index for index in indices] for dataset, indices in wanted],
+        num_workers=num_workers,
+        collate_fn=collate,
+        prefetch_factor=_BATCHES_AHEAD,
+        multiprocessing_context="spawn",  # as lerobot-train: forked video decoders and threads can hang
+        generator=torch.Generator(),  # or the DataLoader would draw from, and so change, the global one
+    )
+    return iter(loader)
+
+
+def _read_in_thread(
+    datasets: Sequence["LeRobotDataset"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
+) -> Iterator[RawBatch]:
+    frames = [0] * len(datasets)
+    for dataset, indices in wanted:
+        frames[dataset] += len(indices)
+    read = [_reader(dataset, count, collate) for dataset, count in zip(datasets, frames, strict=True)]
+    # One thread only: decoders that lerobot keeps open must not be shared.
+    reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read_batches")
+    try:
+        ahead: deque[Future[RawBatch]] = deque()
+        for dataset, indices in wanted:
+            ahead.append(reader.submit(read[dataset], indices))
+            if len(ahead) > _BATCHES_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+    finally:
+        reader.shutdown(cancel_futures=True)
+
+
+def _reader(dataset: "LeRobotDataset", frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
+    """What reads a batch of one dataset, of which so many frames are wanted in all.
+
+    lerobot decodes the images of every frame of a sample's windows, although the windows are of actions: for images
+    that are stored one by one, columns take a tenth of the time. Whatever columns cannot give, lerobot does.
+    """
+
+    def by_lerobot(rows: list[int]) -> RawBatch:
+        return collate([dataset[row] for row in rows])
+
+    meta = dataset.meta
+    if meta.video_keys or meta.depth_keys or meta.has_language_columns:
+        return by_lerobot
+    if frames < _FEWEST_FRAMES or len(dataset) > frames * _MOST_READ_FOR_ONE:
+        return by_lerobot
+    with suppress(CraftError):
+        samples = Samples(dataset, read_columns(dataset, keep_images=False))
+        if not samples.differing_from(dataset, collate):
+            return lambda rows: _by_columns(samples, rows) or by_lerobot(rows)
+    return by_lerobot
+
+
+def _by_columns(samples: Samples, rows: list[int]) -> RawBatch | None:
+    with suppress(CraftError):  # an image among these is not like those before
+        return samples.__getitems__(rows)
+    return None
+
+
+@dataclass(frozen=True)
+class _Collate:
+    """Samples to a batch, with colour images as uint8; an object because it travels to worker processes."""
+
+    colour_cameras: tuple[str, ...]
+    has_language_columns: bool
+
+    @classmethod
+    def of(cls, datasets: Sequence["LeRobotDataset"]) -> "_Collate":
+        metas = [dataset.meta for dataset in datasets]
+        cameras = {key for meta in metas for key in meta.camera_keys if key not in meta.depth_keys}
+        return cls(tuple(sorted(cameras)), any(meta.has_language_columns for meta in metas))
+
+    def __call__(self, samples: list[Any]) -> RawBatch:
+        from lerobot.utils.collate import lerobot_collate_fn
+
+        batch: RawBatch = lerobot_collate_fn(samples) if self.has_language_columns else default_collate(samples)
+        for camera in self.colour_cameras:
+            if camera in batch and batch[camera].is_floating_point():
+                batch[camera] = (batch[camera] * 255.0).round().to(torch.uint8)
+        return batch

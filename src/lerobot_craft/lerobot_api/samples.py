@@ -1,0 +1,91 @@
+"""Samples of a dataset by whole batches, from its columns: what lerobot gives one by one, with one query per window."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.preload_columns import episode_bounds, sample_windows
+
+if TYPE_CHECKING:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+_TASK = "task"
+_SAMPLES_COMPARED = 8
+
+
+class SampleColumn(Protocol):
+    """One feature of every frame."""
+
+    def at(self, rows: Tensor, first: Tensor, last: Tensor) -> Tensor:
+        """Of samples [B] whose episodes begin and end with the rows `first` and `last`: [B, ...] or [B, D, ...]."""
+        ...
+
+
+class Samples(Dataset[RawBatch]):
+    """The samples of a dataset.
+
+    A DataLoader that finds `__getitems__` asks for a whole batch at once; it comes collated, so its `collate_fn` has
+    nothing left to do.
+
+    Args:
+        dataset: As lerobot opened it.
+        columns: What a sample is made of, in its order; strings are lists.
+
+    Raises:
+        CraftError: The dataset's frames are not in the order of their episodes.
+    """
+
+    def __init__(self, dataset: "LeRobotDataset", columns: Mapping[str, SampleColumn | list[str]]) -> None:
+        self.meta, self.columns = dataset.meta, columns
+        self._first, self._last = episode_bounds(dataset)
+        self._windows = sample_windows(dataset)
+        names = dataset.meta.tasks.index.tolist()
+        self._instructions = [names[task] for task in dataset.hf_dataset.data.column("task_index").to_pylist()]
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __getitem__(self, row: int) -> RawBatch:
+        return {name: values[0] for name, values in self.__getitems__([row]).items()}
+
+    def __getitems__(self, rows: Sequence[int]) -> RawBatch:
+        """Samples as one batch, with lerobot's names in lerobot's order."""
+        at = torch.tensor(rows)  # [B]
+        first, last = self._first[at], self._last[at]
+        batch: RawBatch = {
+            name: [column[row] for row in rows] if isinstance(column, list) else column.at(at, first, last)
+            for name, column in self.columns.items()
+        }
+        for name, window in self._windows.items():
+            wanted = at[:, None] + window  # [B, D]
+            batch[f"{name}_is_pad"] = (wanted < first[:, None]) | (wanted > last[:, None])
+        batch[_TASK] = [self._instructions[row] for row in rows]
+        return batch
+
+    def differing_from(
+        self, dataset: "LeRobotDataset", collate: Callable[[list[Any]], RawBatch] = default_collate
+    ) -> list[str]:
+        """Features of which a few samples are not lerobot's, bit by bit; those at episodes' ends have padded windows.
+
+        Args:
+            dataset: Which lerobot opened.
+            collate: Its samples to a batch.
+        """
+        drawn = np.random.default_rng(0).integers(len(self), size=_SAMPLES_COMPARED).tolist()
+        rows = [0, *drawn, int(self._last[drawn[0]]), len(self) - 1]
+        expected, found = collate([dataset[row] for row in rows]), self.__getitems__(rows)
+        differing = [name for name in expected if name not in found or not _same(expected[name], found[name])]
+        return differing + [name for name in found if name not in expected]
+
+
+def _same(expected: Any, found: Any) -> bool:
+    if not isinstance(expected, Tensor):
+        return bool(expected == found)
+    same_form = isinstance(found, Tensor) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    # Bytes, so that a NaN is equal to itself.
+    return same_form and bool(found.contiguous().numpy().tobytes() == expected.contiguous().numpy().tobytes())
