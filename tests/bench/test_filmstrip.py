@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lerobot_craft.bench import filmstrip
-from lerobot_craft.bench.filmstrip import _Camera, caption, develop
-from lerobot_craft.bench.plan import plan_runs
+from lerobot_craft.bench.filmstrip import _Camera, caption, develop, filmstrips
+from lerobot_craft.bench.plan import plan_films, plan_runs
 
 GREEN = (46, 160, 67, 255)
 
@@ -61,19 +60,24 @@ def test_the_edge_turns_green_with_success():
 
 
 def test_the_caption_says_what_was_asked_for(bench_settings):
-    base = plan_runs(bench_settings(episodes=20))[0].base
-    assert caption(base, "reach-red").startswith('"reach for the red target" (old task), the first of 20 starts')
-    assert "(new task)" in caption(base, "reach-blue")
+    film = plan_films(plan_runs(bench_settings(episodes=20)))[0]
+    assert caption(film, "reach-red").startswith('"reach for the red target" (old task), the first of 20 starts')
+    assert "(new task)" in caption(film, "reach-blue")
 
 
-def test_of_several_runs_of_a_method_the_first_is_filmed(bench_settings, monkeypatch):
-    monkeypatch.setattr(filmstrip, "_film_cell", lambda cell, tasks: {task: f"{cell.name}-{task}" for task in tasks})
-    runs = plan_runs(bench_settings(anchors=(0, 20)))
-    (strip,) = filmstrip.film(runs[0].base, runs, ["reach-red"])
-    assert (strip.before, strip.plain, strip.craft) == (
-        "reach-smolvla-seed0-reach-red",
-        "reach-smolvla-naive-seed0-reach-red",
-        "reach-smolvla-craft-0frames-seed0-reach-red",
-    )
-    (strip,) = filmstrip.film(runs[0].base, runs[1:], ["reach-red"])  # plain fine-tuning failed
-    assert strip.plain is None
+def test_of_several_runs_of_a_method_the_first_is_shown(bench_settings):
+    films = plan_films(plan_runs(bench_settings(anchors=(0, 20))))
+    before, plain, craft, _ = films
+    old, new = filmstrips(films, {film.digest for film in films})
+    assert [old.before, old.plain, old.craft] == [
+        f"cells/{film.directory.name}/reach-red.png" for film in (before, plain, craft)
+    ]
+    assert new.craft == f"cells/{craft.directory.name}/reach-blue.png"
+
+
+def test_what_was_not_filmed_is_left_out(bench_settings):
+    films = plan_films(plan_runs(bench_settings()))
+    strips = filmstrips(films, {film.digest for film in films if film.name != plan_runs(bench_settings())[0].name})
+    assert [strip.plain for strip in strips] == [None, None]
+    assert all(strip.before for strip in strips)
+    assert filmstrips(films, set()) == []

@@ -15,34 +15,34 @@ def cells(bench_settings):
     return plan_cells(bench_settings(anchors=(0, 20)))
 
 
-def test_each_stage_is_told_in_words(cells):
-    assert [describe(cell) for cell in cells] == [
+def test_each_stage_is_told_in_words(bench_settings):
+    assert [describe(cell) for cell in plan_cells(bench_settings(anchors=(0, 20), film=True))] == [
         "record demonstrations: 50 of each of 1 old tasks, 30 of the new one",
         "train a small smolvla on the old tasks, roll it out",
         "fine-tune it on the new task plainly, roll it out",
         "fine-tune it on the new task with CRaFT, no old frame, roll it out",
         "fine-tune it on the new task with CRaFT, 20 old frames, roll it out",
+        "film a rollout before fine-tuning",
+        "film a rollout after fine-tuning plainly",
+        "film a rollout after fine-tuning with CRaFT, no old frame",
+        "film a rollout after fine-tuning with CRaFT, 20 old frames",
     ]
 
 
 def test_without_a_terminal_a_stage_has_a_line_at_its_start_and_one_at_its_end(cells):
     stream = io.StringIO()
-    narrator = Narrator(cells, stream, live=False, further=1)
+    narrator = Narrator(cells, stream, live=False)
     narrator.kept(cells[0], CellResult(12.4))
     for cell in cells[2:4]:
         narrator.started(cell)
     narrator.tick()
     narrator.finished(cells[3], CellResult(1.0))
-    with narrator.stage("film"):
-        pass
     narrator.close()
     assert stream.getvalue().splitlines() == [
-        f"[1/6]   12 s  {describe(cells[0])} (done earlier)",
-        f"[3/6] {describe(cells[2])}",
-        f"[4/6] {describe(cells[3])}",
-        "[4/6] done in 0 s",
-        "[6/6] film",
-        "[6/6] done in 0 s",
+        f"[1/5]   12 s  {describe(cells[0])} (done earlier)",
+        f"[3/5] {describe(cells[2])}",
+        f"[4/5] {describe(cells[3])}",
+        "[4/5] done in 0 s",
     ]
 
 

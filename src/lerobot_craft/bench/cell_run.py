@@ -1,4 +1,4 @@
-"""Running a cell: demonstrations, base training or fine-tuning, then evaluation; all of it in this process."""
+"""Running a cell: demonstrations, base training or fine-tuning and evaluation, or a film; all of it in this process."""
 
 import contextlib
 import functools
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.method import as_argv
 from lerobot_craft.bench.policies import make_start
@@ -136,6 +136,14 @@ def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
     found = _train(cell, as_argv(flags), train)
     found["cached_bytes"] = _bytes_in(cell.anchors)
     return found | _evaluate(cell, cell.checkpoint, cell.base.reference)
+
+
+@_work.register
+def _film(cell: Film, train: Train) -> dict[str, Any]:
+    from lerobot_craft.bench.filmstrip import film
+
+    film(cell)
+    return {}
 
 
 def _dataset_flags(root: Path) -> dict[str, object]:

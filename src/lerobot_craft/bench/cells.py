@@ -1,8 +1,9 @@
 """Cells: the smallest parts of a bench that are run, kept and never run twice.
 
-There are three kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
-fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. A cell is named by
-the digest of its inputs and of the cells that it needs: an input that changes, changes the name. The code is no input.
+There are four kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
+fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. `Film` draws what a
+policy does. A cell is named by the digest of its inputs and of the cells that it needs: an input that changes, changes
+the name. The code is no input.
 A result counts for the version of this package that made it (bench/store.py). A change of code within one version is
 not seen: remove the cells that it concerns.
 """
@@ -284,3 +285,35 @@ class Run(Cell):
             hidden_layers=self.base.policy.hidden_layers,
             anchors=str(self.anchors),
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Film(Cell):
+    """Filmstrips of a policy: one of the first old task and one of the first new one."""
+
+    kind: ClassVar[str] = "film"
+    filmed: Base | Run
+
+    @property
+    def name(self) -> str:
+        """That of the policy's cell."""
+        return self.filmed.name
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What is filmed; where from is the filmed cell's own."""
+        return {"tasks": list(self.shown)}
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """The policy."""
+        return (self.filmed,)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        """Tasks."""
+        return (self.scenario.old[0], self.scenario.new[0])
+
+    def strip(self, task: str) -> Path:
+        """The picture of a task."""
+        return self.directory / f"{task}.png"

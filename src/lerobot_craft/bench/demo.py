@@ -1,15 +1,14 @@
 """The demo: a bench that is small enough to wait for, with pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
 from lerobot_craft.bench.cell_run import Train
-from lerobot_craft.bench.cells import Run
 from lerobot_craft.bench.collecting import collect_runs
 from lerobot_craft.bench.metaworld.simulation import Simulation
 from lerobot_craft.bench.narration import Narrator
-from lerobot_craft.bench.plan import plan_runs
+from lerobot_craft.bench.plan import plan_films, plan_runs
 from lerobot_craft.bench.scenarios import find_scenario
 from lerobot_craft.bench.schedule import run_cells
 from lerobot_craft.bench.settings import BenchSettings
@@ -24,7 +23,7 @@ _EXTRAS = ("bench", "smolvla")
 _TRIAL_SIDE = 32  # pixels
 
 
-def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
+def demo_settings(output_dir: Path, *, quick: bool = False, film: bool = True) -> BenchSettings:
     """What the demo runs.
 
     The methods are the bench's own, flag by flag; what is smaller is the policy's training and the number of
@@ -33,6 +32,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
     Args:
         output_dir: Gets everything.
         quick: Every stage, hardly any work: to see that it runs, for the numbers mean nothing.
+        film: Whether to draw rollouts.
     """
     settings = BenchSettings(
         output_dir,
@@ -45,6 +45,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False) -> BenchSettings:
         new_episodes=20,
         base_steps=900,
         steps=250,
+        film=film,
     )
     if not quick:
         return settings
@@ -77,10 +78,8 @@ def check_machine() -> str | None:
     return None
 
 
-def run_demo(
-    settings: BenchSettings, train: Train, jobs: int, narrator: Narrator, *, command: str, pictures: bool
-) -> Results | None:
-    """Run what is not finished, film it, and summarise; None if no fine-tuning came to its end.
+def run_demo(settings: BenchSettings, train: Train, jobs: int, narrator: Narrator, *, command: str) -> Results | None:
+    """Run what is not finished, and summarise; None if no fine-tuning came to its end.
 
     Args:
         settings: From `demo_settings`.
@@ -88,7 +87,6 @@ def run_demo(
         jobs: How many processes.
         narrator: Told how it goes; it has the failures.
         command: What was typed.
-        pictures: Whether to film.
     """
     try:
         results = run_cells(settings, train, jobs, narrator)
@@ -97,16 +95,13 @@ def run_demo(
     finished = [run for run in plan_runs(settings) if run.digest in results]
     if not finished:
         return None
-    media: list[Filmstrip] = []
-    if pictures:
-        with narrator.stage("film the same rollout before and after"):
-            media = _film(finished)
     runs = collect_runs(finished, results, settings)
-    return collect(runs, command=command, settings=settings.as_json(), media=media)
+    return collect(runs, command=command, settings=settings.as_json(), media=_media(settings, results))
 
 
-def _film(runs: Sequence[Run]) -> list[Filmstrip]:
-    from lerobot_craft.bench.filmstrip import film
+def _media(settings: BenchSettings, finished: Container[str]) -> list[Filmstrip]:
+    if not settings.film:
+        return []
+    from lerobot_craft.bench.filmstrip import filmstrips
 
-    scenario = runs[0].scenario
-    return film(runs[0].base, runs, (scenario.old[0], scenario.new[0]))
+    return filmstrips(plan_films(plan_runs(settings)), finished)

@@ -1,19 +1,17 @@
 """Filmstrips: the first rollout of an evaluation, played again and drawn at a few moments."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.bench.cell_run import output_to
-from lerobot_craft.bench.cells import Base, Run
+from lerobot_craft.bench.cells import Base, Film
 from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.settings import EVALUATION_SEED
-from lerobot_craft.bench.store import LOG_FILE
 from lerobot_craft.evaluation.results import Filmstrip
 from lerobot_craft.evaluation.rollouts import side_by_side
 from lerobot_craft.lerobot_api.rollouts import Player, env_config, load_player
@@ -23,57 +21,59 @@ _FRAMES = 7
 _SIDE = 140  # pixels of one frame
 _EDGE, _GAP = 5, 8  # pixels
 _REACHED, _NOT_REACHED, _NOTHING = (46, 160, 67), (128, 136, 146), (0, 0, 0, 0)  # the page may be light or dark
-_DIRECTORY = "filmstrips"
 
 
-def film(base: Base, runs: Sequence[Run], tasks: Sequence[str]) -> list[Filmstrip]:
+def film(cell: Film) -> None:
+    """Make the strips of a cell; the policy's cell is finished."""
+    player = load_player(cell.filmed.checkpoint, _env_of(cell, cell.shown[0]))
+    for task in cell.shown:
+        write_atomically(cell.strip(task), _film_task(cell, player, task))
+
+
+def filmstrips(films: Iterable[Film], finished: Container[str]) -> list[Filmstrip]:
     """One strip of each task: before fine-tuning, and after the first run of each method `naive` and `craft`.
 
-    The pictures lie below the bench's output directory. What was filmed before is not filmed again.
-
     Args:
-        base: The policy before fine-tuning; finished, as all runs are.
-        runs: Fine-tunings of it.
-        tasks: What to ask for.
+        films: Of one policy and its fine-tunings.
+        finished: Digests of finished cells: what is not among them is left out.
     """
-    first = {run.method.name: run for run in reversed(runs)}
-    asked = {"before": base, "plain": first.get("naive"), "craft": first.get("craft")}
-    names = {stage: _film_cell(cell, tasks) for stage, cell in asked.items() if cell is not None}
-    return [Filmstrip(caption(base, task), *(names.get(stage, {}).get(task) for stage in asked)) for task in tasks]
+    made: dict[str, Film] = {}
+    for cell in films:
+        if cell.digest in finished:
+            made.setdefault("before" if isinstance(cell.filmed, Base) else cell.filmed.method.name, cell)
+    shown = next((cell.shown for cell in made.values()), ())
+    return [
+        Filmstrip(
+            next(caption(cell, task) for cell in made.values()),
+            *(_place(made.get(which), task) for which in ("before", "naive", "craft")),
+        )
+        for task in shown
+    ]
 
 
-def caption(base: Base, task: str) -> str:
+def _place(cell: Film | None, task: str) -> str | None:
+    """Of a strip, relative to the output directory."""
+    return None if cell is None else str(cell.strip(task).relative_to(cell.settings.output_dir))
+
+
+def caption(cell: Film, task: str) -> str:
     """What is asked for, and what the edges mean."""
-    which = "new" if task in base.scenario.new else "old"
+    which = "new" if task in cell.scenario.new else "old"
     last = find_task(task).max_steps
     return (
-        f'"{find_task(task).instruction}" ({which} task), the first of {base.settings.episodes} starts, '
+        f'"{find_task(task).instruction}" ({which} task), the first of {cell.settings.episodes} starts, '
         f"from step 0 to {last}; a green edge: the goal is reached"
     )
 
 
-def _film_cell(cell: Base | Run, tasks: Sequence[str]) -> dict[str, str]:
-    """Names of the pictures, by task, relative to the output directory."""
-    names = {task: f"{_DIRECTORY}/{cell.directory.name}-{task}.png" for task in tasks}
-    output_dir = cell.settings.output_dir
-    missing = [task for task in tasks if not (output_dir / names[task]).is_file()]
-    if missing:
-        (output_dir / _DIRECTORY).mkdir(exist_ok=True)
-        with output_to(output_dir / _DIRECTORY / LOG_FILE):  # lerobot has a progress bar for each rollout
-            player = load_player(cell.checkpoint, _env_of(cell, tasks[0]))
-            for task in missing:
-                write_atomically(output_dir / names[task], _film_task(cell, player, task))
-    return names
-
-
-def _env_of(cell: Base | Run, task: str) -> Any:
+def _env_of(cell: Film, task: str) -> Any:
     import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
 
     shown = {"image_size": cell.settings.image_size, "render": cell.settings.render}
     return env_config("craft_metaworld", {"task": task, **shown})
 
 
-def _film_task(cell: Base | Run, player: Player, task: str) -> bytes:
+def _film_task(cell: Film, player: Player, task: str) -> bytes:
     camera = _Camera(find_task(task).max_steps)
     episodes = side_by_side(cell.settings.episodes)
     steps = watch(player, _env_of(cell, task), episodes=episodes, seed=EVALUATION_SEED, look=camera)

@@ -2,12 +2,11 @@
 
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
 from lerobot_craft.bench.store import LOG_FILE, CellResult
 
 _REDRAW_S = 1.0
@@ -20,7 +19,7 @@ class _Stage:
 
     number: str
     what: str
-    cell: Cell | None = None
+    cell: Cell
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -40,15 +39,13 @@ class Narrator:
         cells: All of them, in order.
         stream: Where to write.
         live: Whether the stream is a terminal that can be rewritten.
-        further: How many stages follow the cells.
     """
 
-    def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool, further: int = 0) -> None:
+    def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool) -> None:
         self._numbers = {cell.digest: number for number, cell in enumerate(cells, start=1)}
-        self._total = len(cells) + further
+        self._total = len(cells)
         self._stream, self._live = stream, live
         self._at_work: dict[str, _Stage] = {}  # by number
-        self._told = len(cells)
         self._lines = 0
         self._drawn = 0.0
         self.failures: list[str] = []
@@ -91,15 +88,6 @@ class Narrator:
         """Take away what would be rewritten."""
         if self._live:
             self._draw([])
-
-    @contextmanager
-    def stage(self, what: str) -> Iterator[None]:
-        """A stage after the cells, in this process."""
-        self._told += 1
-        number = f"[{self._told}/{self._total}]"
-        self._begin(_Stage(number, what))
-        yield
-        self._end(number)
 
     def _number(self, cell: Cell) -> str:
         return f"[{self._numbers[cell.digest]}/{self._total}]"
@@ -145,7 +133,13 @@ def describe(cell: Cell) -> str:
         return f"train a small {cell.policy.name} on the old tasks, roll it out"
     if isinstance(cell, Run):
         return f"fine-tune it on the new task{_how(cell)}, roll it out"
+    if isinstance(cell, Film):
+        return f"film a rollout {_when(cell.filmed)}"
     raise NotImplementedError(type(cell))
+
+
+def _when(filmed: Base | Run) -> str:
+    return "before fine-tuning" if isinstance(filmed, Base) else f"after fine-tuning{_how(filmed)}"
 
 
 def _how(run: Run) -> str:
@@ -155,11 +149,11 @@ def _how(run: Run) -> str:
     return f" with {run.method.label}{frames}"
 
 
-def how_far(cell: Cell | None, seconds: float) -> str:
+def how_far(cell: Cell, seconds: float) -> str:
     """The step that a training has reached, from its own records; nothing before the first of them.
 
     Args:
-        cell: At work for `seconds`; None: something without steps.
+        cell: At work for `seconds`.
         seconds: Older records are of a training that was interrupted.
     """
     if not isinstance(cell, Base | Run):

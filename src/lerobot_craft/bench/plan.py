@@ -1,8 +1,8 @@
 """Which cells a bench consists of."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
 from lerobot_craft.bench.method import Method
 from lerobot_craft.bench.methods import method_named
 from lerobot_craft.bench.policies import BenchPolicy, policy_named
@@ -14,12 +14,19 @@ from lerobot_craft.errors import CraftError
 def plan_cells(settings: BenchSettings) -> list[Cell]:
     """Every cell of a bench, each once and after what it needs; the position in the list is the number of a cell."""
     cells: dict[str, Cell] = {}
-    for run in plan_runs(settings):
-        for cell in run.chain():
+    runs = plan_runs(settings)
+    for last in (*runs, *(plan_films(runs) if settings.film else ())):
+        for cell in last.chain():
             cells.setdefault(cell.digest, cell)
     # What others wait for comes first; sorting is stable, so stages stay in order.
-    order = [Demos, Base, Run]
+    order = [Demos, Base, Run, Film]
     return sorted(cells.values(), key=lambda cell: order.index(type(cell)))
+
+
+def plan_films(runs: Sequence[Run]) -> list[Film]:
+    """A film of the policy that each run starts from, and one of what it makes of it."""
+    filmed = {cell.digest: cell for run in runs for cell in (run.base, run)}
+    return [Film(cell.settings, cell.scenario, cell) for cell in filmed.values()]
 
 
 def plan_runs(settings: BenchSettings) -> list[Run]:

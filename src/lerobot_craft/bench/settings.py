@@ -26,6 +26,7 @@ class BenchSettings:
         new_episodes: Demonstrations of a new task; None: likewise.
         image_size: Side of the camera's image in pixels.
         render: Whether the camera is on; without, its image is blank and the policy acts by the state.
+        film: Whether filmstrips are made of every policy.
         base_steps: Steps of base training; None: the policy's own.
         steps: Steps of fine-tuning; None: the policy's own.
         learning_rate: Of fine-tuning, at its highest; None: the policy's own.
@@ -46,6 +47,7 @@ class BenchSettings:
     new_episodes: int | None = None
     image_size: int = 16
     render: bool = False
+    film: bool = False
     base_steps: int | None = None
     steps: int | None = None
     learning_rate: float | None = None

@@ -44,7 +44,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came out of a cell; of demonstrations only `seconds` and `recorded`.
+    """What came out of a cell; of demonstrations only `seconds` and `recorded`, of films `seconds`.
 
     Attributes:
         seconds: All of it.

@@ -43,10 +43,9 @@ def _run(output_dir: Path, jobs: int, quick: bool, command: str) -> int:
     without_pictures = check_machine()
     if without_pictures is not None:
         print(f"There will be no filmstrips: {without_pictures}\n")
-    settings, pictures = demo_settings(output_dir, quick=quick), without_pictures is None
-    stages = plan_cells(settings)
-    narrator = Narrator(stages, sys.stdout, live=sys.stdout.isatty(), further=int(pictures))
-    results = run_demo(settings, train.run, jobs, narrator, command=command, pictures=pictures)
+    settings = demo_settings(output_dir, quick=quick, film=without_pictures is None)
+    narrator = Narrator(plan_cells(settings), sys.stdout, live=sys.stdout.isatty())
+    results = run_demo(settings, train.run, jobs, narrator, command=command)
     if results is not None:
         write_results(output_dir / RESULTS_FILE, results)
         _show(output_dir / RESULTS_FILE, output_dir / REPORT_FILE)
