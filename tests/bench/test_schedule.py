@@ -209,3 +209,33 @@ if __name__ == "__main__":
     first, *others = ended.stderr.splitlines()
     assert first == f"demos mine was not run to its end: {schedule._UNKNOWN}"
     assert [line.partition(": ")[2] for line in others] == ["it needs demos mine"] * 2
+
+
+class Pipe:
+    """A worker's end of a pipe on which nothing comes but its end."""
+
+    def __init__(self, *, idle):
+        self._idle = idle
+
+    def poll(self, seconds):
+        return not self._idle
+
+    def recv(self):
+        raise EOFError
+
+
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_worker_without_a_cell_imports_meanwhile(idle, bench_settings, monkeypatch):
+    imported = []
+    monkeypatch.setattr(schedule, "_import_ahead", imported.append)
+    monkeypatch.setattr(schedule.signal, "signal", lambda *_: None)
+    settings = bench_settings()
+    schedule._work(Pipe(idle=idle), settings, None)
+    assert imported == ([settings] if idle else [])
+
+
+def test_importing_ahead_says_nothing(bench_settings, capfd):
+    schedule._import_ahead(bench_settings())
+    assert "lerobot.policies.smolvla.modeling_smolvla" in sys.modules
+    schedule._import_ahead(bench_settings(policies=("no_such_policy_is_known",)))
+    assert capfd.readouterr() == ("", "")

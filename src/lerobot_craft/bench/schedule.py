@@ -5,11 +5,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Protocol
 
-from lerobot_craft.bench.cell_run import Train, ensure
+from lerobot_craft.bench.cell_run import Train, ensure, output_to
 from lerobot_craft.bench.cells import Cell
 from lerobot_craft.bench.plan import plan_cells
 from lerobot_craft.bench.queue import CellQueue
@@ -19,6 +20,7 @@ from lerobot_craft.errors import CraftError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _TICK_S = 0.5
+_PATIENCE_S = 1.0  # of a worker without a cell, before it makes use of its time
 _FINISHED, _BUSY, _FAILED = "finished", "busy", "failed"
 _UNKNOWN = (
     "worker processes do not know this cell. They import your script anew, without what stands below "
@@ -177,8 +179,7 @@ class _Worker:
     def stop(self) -> None:
         """End the process at once: an unfinished cell is run anew the next time."""
         self._connection.close()
-        if self.cell is not None:
-            self._process.terminate()
+        self._process.terminate()
         self._process.join()
 
 
@@ -187,12 +188,28 @@ def _work(connection: Connection, settings: BenchSettings, train: Train) -> None
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     cells = _cells_here(settings)
     with one_thread_each():
+        if not connection.poll(_PATIENCE_S):
+            _import_ahead(settings)
         while True:
             try:
                 digest = connection.recv()
             except EOFError:
                 return
             connection.send(_attempt(cells[digest], train) if digest in cells else (_FAILED, _UNKNOWN))
+
+
+def _import_ahead(settings: BenchSettings) -> None:
+    """Import what cells need while others are at work: that takes ten seconds and more."""
+    from lerobot_craft.lerobot_api.policies import import_policy
+
+    # What is said or missing here, is said by the cell that needs it.
+    with output_to(Path(os.devnull)), suppress(ImportError, ValueError):
+        import lerobot_craft.bench.drift
+        import lerobot_craft.bench.metaworld.configuration
+        import lerobot_craft.training.run  # noqa: F401
+
+        for policy in settings.policies:
+            import_policy(policy)
 
 
 def _cells_here(settings: BenchSettings) -> dict[str, Cell]:

@@ -122,6 +122,18 @@ def _checkpoint_directory(path: str | Path) -> Path:
     )
 
 
+def import_policy(policy_type: str) -> None:
+    """Import a policy's code and all that lerobot has around it.
+
+    Raises:
+        ImportError: One of its packages is missing.
+        ValueError: lerobot knows no such policy.
+    """
+    from lerobot.policies.factory import get_policy_class
+
+    get_policy_class(policy_type)
+
+
 def load_policy(config: PolicyConfig) -> nn.Module:
     """The policy of `config.pretrained_path` in eval mode, on its device, with the features of its own config.
 
