@@ -43,7 +43,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False, film: bool = True) -
         episodes=20,
         old_episodes=25,
         new_episodes=20,
-        base_steps=900,
+        base_steps=700,
         steps=250,
         film=film,
     )
