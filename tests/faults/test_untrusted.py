@@ -6,6 +6,7 @@ Each planted file would make a canary sing: a file appears. With CRAFT_TRUST_REM
 import json
 import pickle
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,9 @@ class Trap:
 
 
 @pytest.fixture
-def canary(tmp_path):
+def canary(tmp_path, monkeypatch):
+    # What is planted under one name within a second looks alike to Python, which would run the code it compiled before.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     return tmp_path / "canary"
 
 

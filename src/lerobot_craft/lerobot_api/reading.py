@@ -27,7 +27,7 @@ _FEWEST_FRAMES, _MOST_READ_FOR_ONE = 64, 200
 
 
 def read_batches(
-    datasets: Sequence["LeRobotDataset"],
+    datasets: Sequence["LeRobotDataset | Samples"],
     batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
     num_workers: int = 0,
 ) -> Iterator[RawBatch]:
@@ -37,7 +37,7 @@ def read_batches(
     are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
 
     Args:
-        datasets: From `open_dataset`.
+        datasets: From `open_dataset`, or preloaded.
         batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
         num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
     """
@@ -60,7 +60,7 @@ def read_batches(
 
 
 def _read_in_thread(
-    datasets: Sequence["LeRobotDataset"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
+    datasets: Sequence["LeRobotDataset | Samples"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
 ) -> Iterator[RawBatch]:
     frames = [0] * len(datasets)
     for dataset, indices in wanted:
@@ -80,7 +80,7 @@ def _read_in_thread(
         reader.shutdown(cancel_futures=True)
 
 
-def _reader(dataset: "LeRobotDataset", frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
+def _reader(dataset: "LeRobotDataset | Samples", frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
     """What reads a batch of one dataset, of which so many frames are wanted in all.
 
     lerobot decodes the images of every frame of a sample's windows, although the windows are of actions: for images
@@ -91,7 +91,7 @@ def _reader(dataset: "LeRobotDataset", frames: int, collate: "_Collate") -> Call
         return collate([dataset[row] for row in rows])
 
     meta = dataset.meta
-    if meta.video_keys or meta.depth_keys or meta.has_language_columns:
+    if isinstance(dataset, Samples) or meta.video_keys or meta.depth_keys or meta.has_language_columns:
         return by_lerobot
     if frames < _FEWEST_FRAMES or len(dataset) > frames * _MOST_READ_FOR_ONE:
         return by_lerobot
@@ -116,7 +116,7 @@ class _Collate:
     has_language_columns: bool
 
     @classmethod
-    def of(cls, datasets: Sequence["LeRobotDataset"]) -> "_Collate":
+    def of(cls, datasets: Sequence["LeRobotDataset | Samples"]) -> "_Collate":
         metas = [dataset.meta for dataset in datasets]
         cameras = {key for meta in metas for key in meta.camera_keys if key not in meta.depth_keys}
         return cls(tuple(sorted(cameras)), any(meta.has_language_columns for meta in metas))
