@@ -19,7 +19,7 @@ def summary(store: AnchorStore) -> str:
         f"weights {m.teacher.get('weights', '?')[:12]}",
         f"  anchors      {m.num_anchors} from {_sources(store)}, seed {m.seed}",
         f"  size         {_human(total)} in {len(m.shards)} shards, {_human(total / m.num_anchors)} per anchor",
-        *(f"    {purpose:<11}{_human(size / m.num_anchors)} per anchor" for purpose, size in sizes.items() if size),
+        *(f"    {purpose:<12}{_human(size / m.num_anchors)} per anchor" for purpose, size in sizes.items() if size),
         "  instructions",
     ]
     for instruction, count, scale in zip(m.instructions, m.counts, m.scales, strict=True):
