@@ -132,7 +132,7 @@ def seen(batches):
 @pytest.mark.parametrize("kind", ["images", "odd"])
 def test_columns_give_what_lerobot_gives(kind, policy, roots, monkeypatch):
     dataset = open_dataset(f"local/{kind}", roots[kind], policy_config=CONFIGS[policy]())
-    rows = torch.randint(len(dataset), (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = torch.randint(len(dataset), (70,), generator=torch.Generator().manual_seed(0)).tolist()
     expected = by_lerobot(dataset, rows, monkeypatch)
     read = count_reads(dataset, monkeypatch)
     assert seen(read_frames(dataset, rows)) == seen(expected)
