@@ -30,12 +30,12 @@ def test_an_unchanged_student_has_no_drift(subject, subjects, precision, checkpo
     if precision == "bfloat16":
         subject = subjects(subject.case, **subject.case.bfloat16)
     student = copy.deepcopy(subject.policy)
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16"):
+    bfloat16 = torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+    with checkpointing(student, checkpointed), bfloat16:
         fixed = subject.draw()
         with torch.no_grad():
             teacher_values = anchor_values(subject, subject.policy, fixed)
-        with checkpointing(student, checkpointed):
-            assert_no_drift(anchor_values(subject, student, fixed), teacher_values)
+        assert_no_drift(anchor_values(subject, student, fixed), teacher_values)
 
 
 def test_a_changed_student_has_drift_at_every_layer_and_at_the_output(subject):
