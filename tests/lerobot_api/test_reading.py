@@ -99,7 +99,7 @@ class Watched:
 
 def test_reading_goes_on_while_the_caller_computes(dataset):
     watched = Watched(dataset)
-    batches = read_frames(watched, range(40), batch_size=2)
+    batches = read_frames(watched, range(14), batch_size=2)
     next(batches)
     assert watched.ahead.wait(timeout=30), "nothing was read ahead"
     assert not watched.too_far.wait(timeout=0.5), "two batches ahead are enough"

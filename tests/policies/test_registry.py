@@ -56,6 +56,22 @@ def test_an_unknown_type_is_told_what_is_known_and_how_to_add_one():
     assert "docs/adding-a-policy.md" in str(refusal.value)
 
 
+def test_distributions_are_read_once_until_one_is_installed(tmp_path, monkeypatch):
+    read, stock = [], registry.entry_points
+
+    def counted(**selection):
+        read.append(selection)
+        return stock(**selection)
+
+    monkeypatch.setattr(registry, "entry_points", counted)
+    monkeypatch.syspath_prepend(tmp_path)
+    for _ in range(2):
+        assert "mine" not in supported_policies()
+    assert len(read) == 1
+    install(tmp_path, {ENTRY_POINT_GROUP: {"mine": "mine:Mine"}})
+    assert "mine" in supported_policies()
+
+
 def test_an_installed_adapter_is_found(third_party):
     source = "from lerobot_craft.policies.act import ACTAdapter\nclass Mine(ACTAdapter):\n    policy_type = 'vqbet'\n"
     third_party({"vqbet": "found_craft:Mine"}, found_craft=source)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 _BATCHES_AHEAD = 2
-# By columns, numbers are read for the whole dataset and a dozen samples are compared with lerobot's: that must be worth
-# it. A frame read by lerobot costs as much as the numbers of some thousands.
-_FEWEST_FRAMES, _MOST_READ_FOR_ONE = 64, 200
+# By columns, numbers of the whole dataset are read and a few samples compared with lerobot's: that must be worth it.
+# A frame read by lerobot costs as much as the numbers of some thousands.
+_FEWEST_FRAMES, _MOST_READ_FOR_ONE, _COMPARED = 16, 200, 2
 
 
 def read_batches(
@@ -97,7 +97,7 @@ def _reader(dataset: "LeRobotDataset | Samples", frames: int, collate: "_Collate
         return by_lerobot
     with suppress(CraftError):
         samples = Samples(dataset, read_columns(dataset, keep_images=False))
-        if not samples.differing_from(dataset, collate):
+        if not samples.differing_from(dataset, collate, samples=_COMPARED):
             return lambda rows: _by_columns(samples, rows) or by_lerobot(rows)
     return by_lerobot
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
 _TASK = "task"
-_SAMPLES_COMPARED = 8
 
 
 class SampleColumn(Protocol):
@@ -68,15 +67,16 @@ class Samples(Dataset[RawBatch]):
         return batch
 
     def differing_from(
-        self, dataset: "LeRobotDataset", collate: Callable[[list[Any]], RawBatch] = default_collate
+        self, dataset: "LeRobotDataset", collate: Callable[[list[Any]], RawBatch] = default_collate, *, samples: int = 8
     ) -> list[str]:
         """Features of which a few samples are not lerobot's, bit by bit; those at episodes' ends have padded windows.
 
         Args:
             dataset: Which lerobot opened.
             collate: Its samples to a batch.
+            samples: How many are drawn, beside the first, the last and the last of an episode.
         """
-        drawn = np.random.default_rng(0).integers(len(self), size=_SAMPLES_COMPARED).tolist()
+        drawn = np.random.default_rng(0).integers(len(self), size=samples).tolist()
         rows = [0, *drawn, int(self._last[drawn[0]]), len(self) - 1]
         expected, found = collate([dataset[row] for row in rows]), self.__getitems__(rows)
         differing = [name for name in expected if name not in found or not _same(expected[name], found[name])]
