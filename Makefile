@@ -2,8 +2,8 @@
 .PHONY: help setup demo test test-slow check fix docs lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 clean
 
 BIN := .venv/bin
-# Many container images forbid Python to keep what it compiled. To import lerobot then takes 30 s instead of 14, in every
-# process of every target, so here it is kept: in .venv and in __pycache__, both ignored by git.
+# Many container images forbid Python to keep what it compiled. To import lerobot then takes twice as long, in every process
+# of every target, so here it is kept: in .venv and in __pycache__, both ignored by git.
 unexport PYTHONDONTWRITEBYTECODE
 # Two processes of one thread each: small policies gain nothing from a second thread, and lerobot's import is paid twice at most.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal

@@ -13,40 +13,9 @@ from lerobot_craft.lerobot_api.datasets import (
     instructions,
     open_dataset,
 )
-from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.tiny.datasets import make_local_dataset
-
-TASKS = ["open the drawer", "close the drawer"]
-CAMERA = "observation.images.top"
-
-
-def read_frames(dataset, indices, num_workers=0, batch_size=32):
-    """One dataset's frames, dealt into batches."""
-    indices = list(indices)
-    batches = [(0, indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
-    return read_batches([dataset], batches, num_workers)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "drawers", TASKS)
-
-
-@pytest.fixture(scope="module")
-def video_root(tmp_path_factory):
-    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "film", TASKS, 1, video=True, image_size=64)
-
-
-@pytest.fixture(scope="module")
-def config():
-    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
-
-    return DiffusionConfig(n_obs_steps=2, horizon=8, n_action_steps=4, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def dataset(root, config):
-    return open_dataset("local/drawers", root, policy_config=config)
+from tests.lerobot_api.conftest import TASKS
+from tests.lerobot_api.test_reading import read_frames
 
 
 @pytest.fixture(autouse=True)

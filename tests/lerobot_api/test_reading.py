@@ -10,10 +10,9 @@ from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.lerobot_api.preload_columns import Pictures
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.lerobot_api.samples import Samples
-from lerobot_craft.tiny.datasets import make_local_dataset
-from tests.lerobot_api.test_preload import CONFIGS, exact, make_odd_dataset, picture, stand_in
+from tests.lerobot_api.test_preload import CONFIGS, exact, make_odd_dataset
+from tests.lerobot_api.test_preload_columns import picture, stand_in
 
-TASKS = ["open the drawer", "close the drawer"]
 CAMERA = "observation.images.top"
 
 
@@ -22,28 +21,6 @@ def read_frames(dataset, indices, num_workers=0, batch_size=32):
     indices = list(indices)
     batches = [(0, indices[start : start + batch_size]) for start in range(0, len(indices), batch_size)]
     return read_batches([dataset], batches, num_workers)
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "drawers", TASKS)
-
-
-@pytest.fixture(scope="module")
-def video_root(tmp_path_factory):
-    return make_local_dataset(tmp_path_factory.mktemp("datasets") / "film", TASKS, 1, video=True, image_size=64)
-
-
-@pytest.fixture(scope="module")
-def config():
-    from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
-
-    return DiffusionConfig(n_obs_steps=2, horizon=8, n_action_steps=4, device="cpu")
-
-
-@pytest.fixture(scope="module")
-def dataset(root, config):
-    return open_dataset("local/drawers", root, policy_config=config)
 
 
 def test_a_batch_is_what_lerobot_train_would_draw(dataset, root, config):

@@ -3,9 +3,8 @@
 There are four kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
 fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. `Film` draws what a
 policy does. A cell is named by the digest of its inputs and of the cells that it needs: an input that changes, changes
-the name. The code is no input.
-A result counts for the version of this package that made it (bench/store.py). A change of code within one version is
-not seen: remove the cells that it concerns.
+the name. The code is no input. A result counts for the version of this package that made it (bench/store.py). A change
+of code within one version is not seen: remove the cells that it concerns.
 """
 
 import hashlib

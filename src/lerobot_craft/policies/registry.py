@@ -98,6 +98,6 @@ def _installed() -> dict[str, str]:
 def _installed_in(places: tuple[tuple[str, int], ...]) -> dict[str, str]:
     """The same, for directories with the times of their last changes: an installation is one.
 
-    To look for them is to read a file of every installed distribution, 50 ms and more.
+    To look for them is to read a file of every installed distribution.
     """
     return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
