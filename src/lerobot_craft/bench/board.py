@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import TextIO
 
-from lerobot_craft.bench.cells import Base, Cell, Run
+from lerobot_craft.bench.cells import Cell, Run, Trial
 from lerobot_craft.bench.store import LOG_FILE, CellResult
 
 _REDRAW_S = 1.0
@@ -100,31 +100,33 @@ def outcome(cell: Cell, result: CellResult) -> str:
     """What came out of a cell, in a few words."""
     seconds = f"{result.seconds:.0f} s"
     rates = result.rates
-    if isinstance(cell, Base):
+    if isinstance(cell, Trial):
         worst = min(cell.scenario.old, key=lambda task: rates[task])
         old = fmean(rates[task] for task in cell.scenario.old)
-        return f"old {old:.2f}, lowest {rates[worst]:.2f} ({worst}); {seconds}"
+        blind = [fmean(result.blind[task]) for task in cell.scenario.old if task in result.blind]
+        without = f", blindfolded {fmean(blind):.2f}" if blind else ""
+        return f"old {old:.2f}, lowest {rates[worst]:.2f} ({worst}){without}; {seconds}"
     if not isinstance(cell, Run):
-        return f"{sum(data.frames for data in result.recorded.values())} frames; {seconds}"
+        frames = sum(data.frames for data in result.recorded.values())
+        return f"{frames} frames; {seconds}" if frames else seconds
     old, same, new = scores(cell, result)
     return f"old {old:.2f}, {'' if same is None else f'same scene {same:.2f}, '}new {new:.2f}; {seconds}"
 
 
 def scores(cell: Run, result: CellResult) -> tuple[float, float | None, float]:
-    """Success on the tasks before, on the one of the same scene (None without one), and on the new task."""
+    """Success on the tasks before, on those of the new task's scene (None without any), and on the new task."""
     rates = result.rates
     same = same_scene(cell)
     return (
         fmean(rates[task] for task in cell.known_tasks),
-        None if same is None else rates[same],
+        fmean(rates[task] for task in same) if same else None,
         rates[cell.new_task],
     )
 
 
-def same_scene(cell: Run) -> str | None:
-    """The old task that shares the scene of the new one; None where there is none."""
-    partners = [earlier for earlier, new in cell.scenario.pairs if new == cell.new_task]
-    return next((task for task in partners if task in cell.scenario.old), None)
+def same_scene(cell: Run) -> list[str]:
+    """The old tasks that share the scene of the new one."""
+    return [task for task, new in cell.scenario.pairs if new == cell.new_task and task in cell.scenario.old]
 
 
 def means(done: Sequence[tuple[Cell, CellResult]]) -> list[str]:

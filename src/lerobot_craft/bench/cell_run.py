@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.method import as_argv
 from lerobot_craft.bench.policies import make_start
-from lerobot_craft.bench.settings import EVALUATION_SEED, NEW_SEED, OLD_SEED
+from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, first_start
 from lerobot_craft.bench.store import LOG_FILE, CellResult, Recorded, begin, claimed, finish, result_of
 from lerobot_craft.errors import CraftError
 
@@ -85,18 +85,21 @@ def output_to(path: Path) -> Iterator[None]:
 @_work.register
 def _record(cell: Demos, train: Train) -> dict[str, Any]:
     from lerobot_craft.bench.metaworld.demonstrations import record
-    from lerobot_craft.lerobot_api.datasets import open_metadata
 
     settings, new = cell.settings, cell.scenario.new
-    record_here = functools.partial(record, image_size=settings.image_size, render=settings.render)
+    record_here = functools.partial(record, view=settings.view)
     record_here(cell.old_data, cell.scenario.old, cell.old_episodes, OLD_SEED)
     for task in new:
         record_here(cell.new_data(task), [task], cell.new_episodes, NEW_SEED)
-    recorded = {
-        root.name: Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root))
-        for root in (cell.old_data, *map(cell.new_data, new))
+    return {"recorded": _recorded(cell.old_data, *map(cell.new_data, new))}
+
+
+def _recorded(*roots: Path) -> dict[str, Recorded]:
+    from lerobot_craft.lerobot_api.datasets import open_metadata
+
+    return {
+        root.name: Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root)) for root in roots
     }
-    return {"recorded": recorded}
 
 
 def _bytes_in(directory: Path) -> int:
@@ -121,7 +124,25 @@ def _train_base(cell: Base, train: Train) -> dict[str, Any]:
     }
     found = _train(cell, as_argv(flags), train)
     keep_reference(cell.checkpoint, old_data, len(cell.scenario.old), policy.hidden_layers, cell.reference)
-    return found | _evaluate(cell, cell.checkpoint)
+    return found
+
+
+@_work.register
+def _try(cell: Trial, train: Train) -> dict[str, Any]:
+    found = _evaluate(cell, cell.base)
+    if cell.settings.view == "seen":
+        found["blind"] = _evaluate(cell, cell.base, blindfold=True)["successes"]
+    return found
+
+
+@_work.register
+def _play(cell: Rollouts, train: Train) -> dict[str, Any]:
+    from lerobot_craft.bench.metaworld.own_rollouts import record_own
+
+    view, old = cell.settings.view, cell.scenario.old
+    player = _player(cell, cell.base.checkpoint)
+    found = record_own(cell.data, player, old, cell.episodes, cell.first_start, view)
+    return {"recorded": _recorded(cell.data), "successes": found}
 
 
 @_work.register
@@ -135,7 +156,7 @@ def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
     }
     found = _train(cell, as_argv(flags), train)
     found["cached_bytes"] = _bytes_in(cell.anchors)
-    return found | _evaluate(cell, cell.checkpoint, cell.base.reference)
+    return found | _evaluate(cell, cell)
 
 
 @_work.register
@@ -192,28 +213,31 @@ def _measured(output_dir: Path) -> dict[str, Any]:
     return found
 
 
-def _evaluate(cell: Cell, checkpoint: Path, reference: Path | None = None) -> dict[str, Any]:
-    import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
-    from lerobot_craft.bench.drift import measure_drift
-    from lerobot_craft.evaluation.rollouts import success
-    from lerobot_craft.lerobot_api.rollouts import env_config, load_player
+def _player(cell: Cell, checkpoint: Path) -> Any:
+    from lerobot_craft.lerobot_api.rollouts import load_player
     from lerobot_craft.teacher.weights import check_weights
 
-    settings = cell.settings
-
-    def env_of(task: str) -> Any:
-        shown = {"image_size": settings.image_size, "render": settings.render}
-        return env_config("craft_metaworld", {"task": task, **shown})
-
-    player = load_player(checkpoint, env_of(cell.tasks[0]))
+    player = load_player(checkpoint, cell.settings.env(cell.tasks[0]))
     if not hasattr(player.policy, "peft_config"):
         check_weights(player.policy, checkpoint)
+    return player
+
+
+def _evaluate(cell: Trial | Run, of: Base | Run, *, blindfold: bool = False) -> dict[str, Any]:
+    """Success on all tasks; of a run also the drift from its base."""
+    from lerobot_craft.bench.drift import measure_drift
+    from lerobot_craft.evaluation.rollouts import success
+
+    env_of = functools.partial(cell.settings.env, blindfold=blindfold)
+    player = _player(cell, of.checkpoint)
     began = time.perf_counter()
+    seed = first_start(cell.base.seed)
     found: dict[str, Any] = {
-        "successes": success(player, cell.tasks, env_of, episodes=settings.episodes, seed=EVALUATION_SEED)
+        "successes": success(player, cell.tasks, env_of, episodes=cell.settings.episodes, seed=seed)
     }
     found["evaluation_seconds"] = time.perf_counter() - began
-    if reference is not None:
+    if isinstance(of, Run):
         old = cell.scenario.old
-        found["drift"] = measure_drift(player, reference, old, [find_task(task).instruction for task in old])
+        instructions = [find_task(task).instruction for task in old]
+        found["drift"] = measure_drift(player, of.base.reference, old, instructions)
     return found

@@ -1,10 +1,12 @@
 """Cells: the smallest parts of a bench that are run, kept and never run twice.
 
-There are four kinds. `Demos` records the demonstrations of a scenario, `Base` trains a policy on the old tasks, `Run`
-fine-tunes it on a new one; in a sequence each task is a run that starts where the one before ended. `Film` draws what a
-policy does. A cell is named by the digest of its inputs and of the cells that it needs: an input that changes, changes
-the name. The code is no input. A result counts for the version of this package that made it (bench/store.py). A change
-of code within one version is not seen: remove the cells that it concerns.
+There are six kinds. `Demos` records the demonstrations of a scenario. `Base` trains a policy on the old tasks, `Trial`
+rolls it out before fine-tuning, and `Rollouts` records its own episodes. `Run` fine-tunes it on a new task; in a
+sequence each task is a run that starts where the one before ended. `Film` draws what a policy does.
+
+A cell is named by the digest of its inputs and of the cells that it needs. The code is no input. A result counts for
+the version of this package that made it (bench/store.py). Demonstrations and base policies are most of the work: they
+count until `REVISION` is raised. A change of code within one version is not seen: remove the cells that it concerns.
 """
 
 import hashlib
@@ -19,10 +21,12 @@ from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.method import Known, Method
 from lerobot_craft.bench.policies import BenchPolicy
 from lerobot_craft.bench.scenarios import Scenario
-from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, BenchSettings
+from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, ROLLOUT_SEED, BenchSettings, first_start
 
 _DIGITS = 12  # of a digest, as the end of a directory's name
-_PLACEHOLDER = Known(0, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS")
+# Raised by whoever changes what demonstrations or base policies come out as.
+REVISION = 1
+_PLACEHOLDER = Known(0, False, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS")
 _BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 
@@ -36,6 +40,7 @@ class Cell:
     """
 
     kind: ClassVar[str]
+    outlives_versions: ClassVar[bool] = False
     settings: BenchSettings
     scenario: Scenario
 
@@ -101,20 +106,22 @@ class Demos(Cell):
     """
 
     kind: ClassVar[str] = "demos"
+    outlives_versions: ClassVar[bool] = True
     old_episodes: int
     new_episodes: int
 
     @property
     def inputs(self) -> dict[str, Any]:
         """Tasks, and how many demonstrations of each."""
+        view = self.settings.view
         return {
-            "old": [asdict(find_task(task)) for task in self.scenario.old],
-            "new": [asdict(find_task(task)) for task in self.scenario.new],
+            "old": [asdict(find_task(task, view)) for task in self.scenario.old],
+            "new": [asdict(find_task(task, view)) for task in self.scenario.new],
             "old_episodes": self.old_episodes,
             "new_episodes": self.new_episodes,
             "seeds": [OLD_SEED, NEW_SEED],
-            "image_size": self.settings.image_size,
-            "render": self.settings.render,
+            "view": view,
+            "revision": REVISION,
         }
 
     @property
@@ -132,6 +139,7 @@ class Base(Cell):
     """A policy that can do the old tasks, and what it makes of some old frames."""
 
     kind: ClassVar[str] = "base"
+    outlives_versions: ClassVar[bool] = True
     policy: BenchPolicy
     seed: int
     demos: Demos
@@ -143,12 +151,12 @@ class Base(Cell):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The policy, how it is trained, and how it is evaluated."""
+        """The policy, and how it is trained."""
         training = self.policy.base.changed(self.settings.base_steps, self.settings.batch_size)
         return {
             "policy": self.policy.as_json(),
             "flags": self.policy.train_flags(training, self.seed),
-            "evaluation": self.settings.evaluation_inputs,
+            "revision": REVISION,
         }
 
     @property
@@ -168,6 +176,71 @@ class Base(Cell):
 
 
 @dataclass(frozen=True, eq=False)
+class OfBase(Cell):
+    """What is done with a base policy before fine-tuning.
+
+    Attributes:
+        base: The policy.
+    """
+
+    base: Base
+
+    @property
+    def name(self) -> str:
+        """That of the policy."""
+        return self.base.name
+
+    @property
+    def needs(self) -> tuple[Cell, ...]:
+        """The policy."""
+        return (self.base,)
+
+
+@dataclass(frozen=True, eq=False)
+class Trial(OfBase):
+    """Success of a base policy on all tasks; in the view `seen` also blindfolded."""
+
+    kind: ClassVar[str] = "trial"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """How it is evaluated."""
+        return {"evaluation": self.settings.evaluation_inputs(self.base.seed)}
+
+
+@dataclass(frozen=True, eq=False)
+class Rollouts(OfBase):
+    """Episodes of the old tasks that a base policy plays itself, failed ones included, as a dataset.
+
+    Attributes:
+        episodes: Of each old task.
+    """
+
+    kind: ClassVar[str] = "rollouts"
+    episodes: int
+
+    @property
+    def name(self) -> str:
+        """With their number."""
+        return f"{self.base.name}-{self.episodes}each"
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """How many, and where they start."""
+        return {"episodes": self.episodes, "seed": self.first_start}
+
+    @property
+    def first_start(self) -> int:
+        """Start states that no demonstration and no evaluation has."""
+        return first_start(self.base.seed, ROLLOUT_SEED)
+
+    @property
+    def data(self) -> Path:
+        """The dataset."""
+        return self.directory / "own"
+
+
+@dataclass(frozen=True, eq=False)
 class Run(Cell):
     """Fine-tuning on one new task by one method.
 
@@ -177,6 +250,7 @@ class Run(Cell):
         frames: Old frames: of all old tasks together; in a sequence, of each.
         knob: Value of the method's knob; None: its own.
         before: In a sequence the run of the task before; None for the first.
+        rollouts: The policy's own episodes, which then take the place of demonstrations; None: demonstrations.
     """
 
     kind: ClassVar[str] = "run"
@@ -185,6 +259,7 @@ class Run(Cell):
     frames: int
     knob: float | None = None
     before: "Run | None" = None
+    rollouts: Rollouts | None = None
 
     @property
     def stage(self) -> int:
@@ -210,7 +285,10 @@ class Run(Cell):
     def name(self) -> str:
         """With method and all that makes it another run."""
         parts = [self.scenario.name, self.base.policy.name, self.method.name]
-        parts += [f"{self.frames}frames"] if self.method.frames in ("some", "any") else []
+        if self.rollouts is not None:
+            parts += [f"{self.rollouts.episodes}rollouts"]
+        elif self.method.takes_old_frames:
+            parts += [f"{self.frames}frames"]
         parts += [] if self.knob is None else [f"knob{self.knob:g}"]
         parts += [f"seed{self.base.seed}"]
         return "-".join([*parts, f"stage{self.stage + 1}"] if self.is_sequence else parts)
@@ -221,6 +299,7 @@ class Run(Cell):
         policy = self.base.policy
         known = _PLACEHOLDER._replace(
             frames=self.known_frames,
+            rollouts=self.rollouts is not None,
             instructions=_PLACEHOLDER.instructions if policy.reads_instruction else "",
             hidden_layers=policy.hidden_layers,
         )
@@ -229,21 +308,23 @@ class Run(Cell):
             "checkpoint": self.method.checkpoint_of(self.knob),
             "new_task": self.new_task,  # scenarios of one trunk have the same base
             "stage": self.stage,
-            "evaluation": self.settings.evaluation_inputs,
+            "evaluation": self.settings.evaluation_inputs(self.base.seed),
         }
 
     @property
     def flags(self) -> dict[str, object]:
         """Of fine-tuning, whatever the method."""
-        training = self.base.policy.fine_tuning.changed(
-            self.settings.steps, self.settings.batch_size, self.settings.learning_rate
-        )
+        own = self.base.policy.fine_tuning
+        steps = self.method.length * (self.settings.steps or own.steps)
+        training = own.changed(steps, self.settings.batch_size, self.settings.learning_rate)
         return self.base.policy.train_flags(training, self.base.seed)
 
     @property
     def needs(self) -> tuple[Cell, ...]:
-        """The base, and in a sequence the stage before."""
-        return (self.base,) if self.before is None else (self.before,)
+        """The base and its rollouts, or in a sequence the stage before."""
+        if self.before is not None:
+            return (self.before,)
+        return (self.base,) if self.rollouts is None else (self.base, self.rollouts)
 
     @property
     def start(self) -> Path:
@@ -276,8 +357,11 @@ class Run(Cell):
         """What the method is given of the tasks before it."""
         demos = self.base.demos
         roots = [demos.old_data, *(demos.new_data(task) for task in self.scenario.new[: self.stage])]
+        if self.rollouts is not None:
+            roots = [self.rollouts.data]
         return Known(
             frames=self.known_frames,
+            rollouts=self.rollouts is not None,
             repo_id=",".join(f"craft/{root.name}" for root in roots),
             root=",".join(map(str, roots)),
             instructions="; ".join(self._instructions),

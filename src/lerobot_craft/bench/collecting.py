@@ -5,6 +5,7 @@ from statistics import fmean
 
 from lerobot_craft.bench import cells
 from lerobot_craft.bench.board import same_scene
+from lerobot_craft.bench.plan import trial_of
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.bench.store import CellResult
 from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage
@@ -15,12 +16,9 @@ _PLAIN = "naive"
 def collect_runs(runs: Iterable[cells.Run], results: Mapping[str, CellResult], settings: BenchSettings) -> list[Run]:
     """The runs whose cells are finished, of a sequence all of them; `runs` are last stages, `results` by digest."""
     whole = [run for run in runs if all(stage.digest in results for stage in stages_of(run))]
-    plain = {
-        _where(run): _step_seconds(run, results)
-        for run in whole
-        if run.method.name == _PLAIN and run.base.digest in results
-    }
-    return [_collected(run, results, settings, plain.get(_where(run))) for run in whole if run.base.digest in results]
+    tried = [run for run in whole if trial_of(run).digest in results]
+    plain = {_where(run): _step_seconds(run, results) for run in tried if run.method.name == _PLAIN}
+    return [_collected(run, results, settings, plain.get(_where(run))) for run in tried]
 
 
 def stages_of(run: cells.Run) -> list[cells.Run]:
@@ -56,7 +54,7 @@ def _collected(
         new_task=run.new_task,
         same_scene=same_scene(run),
         anchors=_anchors(run, last, results[run.base.demos.digest]),
-        base={task: rate for task, rate in results[run.base.digest].rates.items() if task in run.tasks},
+        base={task: rate for task, rate in results[trial_of(run).digest].rates.items() if task in run.tasks},
         after=last.rates,
         stages=[Stage(stage.new_task, of.rates) for stage, of in zip(stages, found, strict=True)]
         if run.is_sequence

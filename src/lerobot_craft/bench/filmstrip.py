@@ -11,10 +11,10 @@ from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.bench.cells import Base, Film
 from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.settings import EVALUATION_SEED
+from lerobot_craft.bench.settings import first_start
 from lerobot_craft.evaluation.results import Filmstrip
 from lerobot_craft.evaluation.rollouts import side_by_side
-from lerobot_craft.lerobot_api.rollouts import Player, env_config, load_player
+from lerobot_craft.lerobot_api.rollouts import Player, load_player
 from lerobot_craft.lerobot_api.watching import watch
 
 _FRAMES = 7
@@ -25,7 +25,7 @@ _REACHED, _NOT_REACHED, _NOTHING = (46, 160, 67), (128, 136, 146), (0, 0, 0, 0) 
 
 def film(cell: Film) -> None:
     """Make the strips of a cell; the policy's cell is finished."""
-    player = load_player(cell.filmed.checkpoint, _env_of(cell, cell.shown[0]))
+    player = load_player(cell.filmed.checkpoint, cell.settings.env(cell.shown[0]))
     for task in cell.shown:
         write_atomically(cell.strip(task), _film_task(cell, player, task))
 
@@ -59,24 +59,26 @@ def _place(cell: Film | None, task: str) -> str | None:
 def caption(cell: Film, task: str) -> str:
     """What is asked for, and what the edges mean."""
     which = "new" if task in cell.scenario.new else "old"
-    last = find_task(task).max_steps
+    view = cell.settings.view
+    last = find_task(task, view).max_steps
+    shown = ", as the policy saw it" if view == "seen" else ""
     return (
         f'"{find_task(task).instruction}" ({which} task), the first of {cell.settings.episodes} starts, '
-        f"from step 0 to {last}; a green edge: the goal is reached"
+        f"from step 0 to {last}{shown}; a green edge: the goal is reached"
     )
 
 
-def _env_of(cell: Film, task: str) -> Any:
-    import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
-
-    shown = {"image_size": cell.settings.image_size, "render": cell.settings.render}
-    return env_config("craft_metaworld", {"task": task, **shown})
-
-
 def _film_task(cell: Film, player: Player, task: str) -> bytes:
-    camera = _Camera(find_task(task).max_steps)
-    episodes = side_by_side(cell.settings.episodes)
-    steps = watch(player, _env_of(cell, task), episodes=episodes, seed=EVALUATION_SEED, look=camera)
+    settings = cell.settings
+    camera = _Camera(find_task(task, settings.view).max_steps, as_seen=settings.view == "seen")
+    filmed = cell.filmed if isinstance(cell.filmed, Base) else cell.filmed.base
+    steps = watch(
+        player,
+        settings.env(task),
+        episodes=side_by_side(settings.episodes),
+        seed=first_start(filmed.seed),
+        look=camera,
+    )
     return develop(camera.pictures, camera.moments, steps[0])
 
 
@@ -85,9 +87,11 @@ class _Camera:
 
     Args:
         last: The last of these steps.
+        as_seen: Take the picture that the policy was shown last; otherwise one for people.
     """
 
-    def __init__(self, last: int) -> None:
+    def __init__(self, last: int, *, as_seen: bool) -> None:
+        self._as_seen = as_seen
         self.moments = [round(i * last / (_FRAMES - 1)) for i in range(_FRAMES)]
         self._step = 0
         self._drawn: dict[int, UInt8Array] = {}
@@ -97,10 +101,14 @@ class _Camera:
         first = env.envs[0]
         if self._end is None:
             if first.is_frozen:
-                self._end = first.render()
+                self._end = self._picture(first)
             elif self._step in self.moments:
-                self._drawn[self._step] = first.render()
+                self._drawn[self._step] = self._picture(first)
         self._step += 1
+
+    def _picture(self, env: Any) -> UInt8Array:
+        picture: UInt8Array = env.unwrapped.look() if self._as_seen else env.render()
+        return picture
 
     @property
     def pictures(self) -> list[UInt8Array]:
@@ -121,7 +129,9 @@ def develop(pictures: Sequence[UInt8Array], moments: Sequence[int], success_step
     strip = Image.new("RGBA", (len(pictures) * (side + _GAP) - _GAP, side), _NOTHING)
     for i, (picture, moment) in enumerate(zip(pictures, moments, strict=True)):
         reached = success_step is not None and moment >= success_step
-        small = Image.fromarray(np.asarray(picture)).resize((_SIDE, _SIDE), Image.Resampling.LANCZOS)
+        # Pixels of a small picture stay pixels.
+        way = Image.Resampling.LANCZOS if len(picture) > _SIDE else Image.Resampling.NEAREST
+        small = Image.fromarray(np.asarray(picture)).resize((_SIDE, _SIDE), way)
         edged = ImageOps.expand(small, _EDGE, _REACHED if reached else _NOT_REACHED)
         strip.paste(edged, (i * (side + _GAP), 0))
     file = io.BytesIO()

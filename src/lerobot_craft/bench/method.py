@@ -16,6 +16,7 @@ class Known(NamedTuple):
 
     Attributes:
         frames: Frames of all old tasks together.
+        rollouts: Whether the old datasets are the policy's own rollouts.
         repo_id: Of the datasets of the old tasks, with commas between them.
         root: Their directories, likewise.
         instructions: Of the old tasks, with semicolons between them; empty for a policy that reads none.
@@ -24,6 +25,7 @@ class Known(NamedTuple):
     """
 
     frames: int
+    rollouts: bool
     repo_id: str
     root: str
     instructions: str
@@ -53,6 +55,7 @@ class Method:
         needs_instructions: Whether it does not exist for a policy that reads none.
         source: What the old tasks are represented by, for tables.
         checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
+        length: Times the steps of fine-tuning.
     """
 
     name: str
@@ -64,6 +67,12 @@ class Method:
     needs_instructions: bool = False
     source: str = "none"
     checkpoint: str = _LAST_CHECKPOINT
+    length: int = 1
+
+    @property
+    def takes_old_frames(self) -> bool:
+        """Whether it makes use of a number of old frames, or of rollouts in their place."""
+        return self.frames in ("some", "any")
 
     def counts(self, asked: tuple[int, ...], *, instructions: bool) -> tuple[int, ...]:
         """Of the numbers of old frames that are asked for, those at which it is another method.

@@ -11,6 +11,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 
 _ALL_FRAMES = 10**9
+_FRAMES_OF_ROLLOUTS = 100  # that CRaFT takes; replay takes all of them
 # As many anchors as new samples, in every step: the default of `craft train`, but not of the documents.
 _AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
@@ -24,7 +25,8 @@ def _with_old_data(known: Known) -> Flags:
 
 
 def _replay(known: Known) -> Flags:
-    return {"craft.method": "er", **_with_old_data(known), "craft.replay_frames": known.frames}
+    frames = _ALL_FRAMES if known.rollouts else known.frames
+    return {"craft.method": "er", **_with_old_data(known), "craft.replay_frames": frames}
 
 
 def _joint(known: Known) -> Flags:
@@ -102,10 +104,11 @@ def _recipe(known: Known) -> Flags:
     if not known.instructions:  # then there are no new frames under old ones
         return {"craft.anchor_cache_dir": known.anchors, **_with_old_data(known), "craft.num_anchors": known.frames}
     without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
-    if known.frames == 0:
+    frames = _FRAMES_OF_ROLLOUTS if known.rollouts else known.frames
+    if frames == 0:
         return without
     # These come on top: there are as many new frames under old instructions as without.
-    return {**without, **_with_old_data(known), "craft.old_frames": known.frames}
+    return {**without, **_with_old_data(known), "craft.old_frames": frames}
 
 
 def _recipe_with(**changes: object) -> Callable[[Known], Flags]:
@@ -136,6 +139,15 @@ METHODS = {
             _replay,
             Knob(("craft.replay_ratio",), 1.0, (0.5, 1.0, 2.0)),
             source="dataset",
+        ),
+        Method(
+            "er_long",
+            "replay, twice the steps",
+            "some",
+            _replay,
+            Knob(("craft.replay_ratio",), 1.0, (0.5, 1.0, 2.0)),
+            source="dataset",
+            length=2,  # as much compute as CRaFT
         ),
         Method("hidden_documents", "CRaFT, pooled hidden states (documents)", "some", _documents, source="dataset"),
         Method("hidden_tokens", "CRaFT, hidden states per token", "some", _tokens_hidden, _FLOORED, source="dataset"),
@@ -272,6 +284,13 @@ METHODS = {
             _baseline("merge"),
             Knob(("craft.merge_alphas",), 0.6, (0.2, 0.4, 0.6, 0.8)),
             checkpoint="merged/alpha_{value:.2f}/pretrained_model",
+        ),
+        Method(
+            "frozen_vision",
+            "frozen vision tower",
+            "none",
+            lambda known: {"craft.method": "naive", "policy.freeze_vision_encoder": True},
+            policies=("smolvla",),
         ),
         Method(
             "freeze",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
 from lerobot_craft.bench.store import LOG_FILE, CellResult
 
 _REDRAW_S = 1.0
@@ -130,7 +130,11 @@ def describe(cell: Cell) -> str:
         old, new = cell.old_episodes, cell.new_episodes
         return f"record demonstrations: {old} of each of {len(scenario.old)} old tasks, {new} of the new one"
     if isinstance(cell, Base):
-        return f"train a small {cell.policy.name} on the old tasks, roll it out"
+        return f"train a small {cell.policy.name} on the old tasks"
+    if isinstance(cell, Trial):
+        return "roll it out before fine-tuning"
+    if isinstance(cell, Rollouts):
+        return f"let it play {cell.episodes} episodes of each old task"
     if isinstance(cell, Run):
         return f"fine-tune it on the new task{_how(cell)}, roll it out"
     if isinstance(cell, Film):

@@ -63,7 +63,7 @@ def _recipe(old_frames: int) -> Flags:
     """The method's flags, without those that `craft train` has by itself."""
     from lerobot_craft.training.config import CraftConfig
 
-    known = Known(old_frames, OLD_DATA, "", INSTRUCTIONS, hidden_layers="", anchors="")
+    known = Known(old_frames, False, OLD_DATA, "", INSTRUCTIONS, hidden_layers="", anchors="")
     asked = method_named(_METHOD).train_flags(known, None)
     defaults = {field.name: field.default for field in dataclasses.fields(CraftConfig)}
     return {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Run
+from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
 from lerobot_craft.bench.method import Method
 from lerobot_craft.bench.methods import method_named
 from lerobot_craft.bench.policies import BenchPolicy, policy_named
@@ -15,12 +15,18 @@ def plan_cells(settings: BenchSettings) -> list[Cell]:
     """Every cell of a bench, each once and after what it needs; the position in the list is the number of a cell."""
     cells: dict[str, Cell] = {}
     runs = plan_runs(settings)
-    for last in (*runs, *(plan_films(runs) if settings.film else ())):
+    for last in (*runs, *map(trial_of, runs), *(plan_films(runs) if settings.film else ())):
         for cell in last.chain():
             cells.setdefault(cell.digest, cell)
     # What others wait for comes first; sorting is stable, so stages stay in order.
-    order = [Demos, Base, Run, Film]
+    order = [Demos, Base, Rollouts, Run, Trial, Film]
     return sorted(cells.values(), key=lambda cell: order.index(type(cell)))
+
+
+def trial_of(run: Run) -> Trial:
+    """How the policy that a run starts from does before it."""
+    base = run.base
+    return Trial(base.settings, base.scenario, base)
 
 
 def plan_films(runs: Sequence[Run]) -> list[Film]:
@@ -33,8 +39,8 @@ def plan_runs(settings: BenchSettings) -> list[Run]:
     """Every run, of a sequence its last stage. Two methods may come down to the same cell: both are listed."""
     runs: dict[tuple[str, str], Run] = {}
     for scenario in map(find_scenario, settings.scenarios):
-        for policy in map(policy_named, settings.policies):
-            _check_policy(policy, scenario)
+        for policy in (policy_named(name, settings.view) for name in settings.policies):
+            _check_policy(policy, scenario, settings)
             trunk = trunk_of(scenario)
             demos = Demos(
                 settings,
@@ -55,15 +61,19 @@ def _runs_of(method: Method, base: Base, scenario: Scenario) -> Iterator[Run]:
     settings = base.settings
     if not _exists_for(method, base.policy):
         return
-    for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):
-        for asked in settings.knob_values(method):
-            # The same cell, whether a sweep asks for a knob's own value or a table.
-            knob = None if method.knob is not None and asked == method.knob.value else asked
+    for asked in settings.knob_values(method):
+        # The same cell, whether a sweep asks for a knob's own value or a table.
+        knob = None if method.knob is not None and asked == method.knob.value else asked
+        for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):
             run = None
             for _ in scenario.new:
                 run = Run(settings, scenario, base, method, frames, knob, before=run)
             if run is not None:
                 yield run
+        if method.takes_old_frames:
+            for episodes in settings.rollouts:
+                own = Rollouts(settings, base.scenario, base, episodes)
+                yield Run(settings, scenario, base, method, 0, knob, rollouts=own)
 
 
 def _exists_for(method: Method, policy: BenchPolicy) -> bool:
@@ -72,7 +82,12 @@ def _exists_for(method: Method, policy: BenchPolicy) -> bool:
     return not method.policies or policy.name in method.policies
 
 
-def _check_policy(policy: BenchPolicy, scenario: Scenario) -> None:
+def _check_policy(policy: BenchPolicy, scenario: Scenario, settings: BenchSettings) -> None:
+    if settings.rollouts and len(scenario.new) > 1:
+        raise CraftError(
+            f"--rollouts are of the base policy, and {scenario.name} teaches several tasks one after the other: leave "
+            "out --rollouts, or give a --scenario with one new task"
+        )
     if not policy.reads_instruction and scenario.pairs:
         one, other = scenario.pairs[0]
         raise CraftError(

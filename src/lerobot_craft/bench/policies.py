@@ -5,10 +5,11 @@ tuned for a method or a scenario.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.bench.metaworld.tasks import View
 from lerobot_craft.errors import CraftError
 
 CHUNK = 8  # actions, all of which are executed before the policy is asked again
@@ -151,11 +152,31 @@ POLICIES = {
 }
 
 
-def policy_named(name: str) -> BenchPolicy:
-    """One of `POLICIES`, or a sentence with all their names."""
-    if name not in POLICIES:
-        raise CraftError(f"--policy={name} is not in the bench: choose among {', '.join(POLICIES)}")
-    return POLICIES[name]
+# The same policies with eyes: a vision tower that is as wide as the rest, and demonstrations enough to learn to look.
+_EYES = {"vision_width": 96, "vision_depth": 2, "vision_heads": 4, "vision_mlp_dim": 192, "patch_size": 16}
+_SEEING = {
+    policy.name: policy
+    for policy in (
+        replace(
+            POLICIES["smolvla"],
+            base=Training(steps=8000, learning_rate=1.2e-3, warmup_steps=200),
+            sizes={**POLICIES["smolvla"].sizes, **_EYES},  # 64 px in 16 patches, folded two by two: four tokens
+            old_episodes=150,
+        ),
+        replace(
+            POLICIES["pi0_fast"],
+            sizes={**POLICIES["pi0_fast"].sizes, **_EYES},  # 16 tokens
+        ),
+    )
+}
+
+
+def policy_named(name: str, view: View = "told") -> BenchPolicy:
+    """The policy of that name for a view, or a sentence with the names there are."""
+    found = POLICIES if view == "told" else _SEEING
+    if name not in found:
+        raise CraftError(f"--policy={name} is not in the bench (--view={view}): choose among {', '.join(found)}")
+    return found[name]
 
 
 def make_start(policy: BenchPolicy, directory: Path, old_data: Path, instructions: Sequence[str], seed: int) -> None:

@@ -65,6 +65,18 @@ _TABLE = (
     ),
     # Two easy tasks: to see within minutes that everything runs.
     Scenario("reach", "tuning", old=("reach-red",), new=("reach-blue",)),
+    # One base policy, three new tasks: in the scene of something that is pushed about, in that of something fixed, and
+    # in a scene that the base never saw.
+    *(
+        Scenario(
+            f"mixed-{name}",
+            "tuning",
+            old=("push-red", "faucet-open", "button-topdown", "handle-press", "plate-in"),
+            new=(new,),
+            trunk="mixed",
+        )
+        for name, new in (("puck", "push-blue"), ("faucet", "faucet-close"), ("elsewhere", "side-handle-press"))
+    ),
     # No two of its tasks share a scene: for a policy that reads no instruction.
     Scenario("apart", "tuning", old=("button-topdown", "handle-press"), new=("plate-in",)),
     # What `craft demo` shows.
@@ -104,6 +116,28 @@ _TABLE = (
             trunk="trio",
         )
         for name, new in (("drawer", "drawer-close"), ("window", "window-open"), ("door", "door-unlock"))
+    ),
+    # Ten old tasks, in four of which something is carried; three new ones from the same base policies: in the scene of
+    # something that is carried, in that of something fixed, and in a scene that the base never saw.
+    *(
+        Scenario(
+            f"ten-{name}",
+            "final",
+            old=(
+                *("lift-red", "sweep", "hammer", "plate-out", "drawer-open"),
+                *("window-close", "door-lock", "dial-turn", "coffee-button", "button-front"),
+            ),
+            new=(new,),
+            trunk="ten",
+        )
+        for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "lever-pull"))
+    ),
+    # Five instructions, one table: every old task happens in the new one's scene.
+    Scenario(
+        "table",
+        "final",
+        old=("lift-red", "lift-blue", "lift-green", "lift-yellow", "lift-white"),
+        new=("lift-purple",),
     ),
     Scenario(
         "sequence",

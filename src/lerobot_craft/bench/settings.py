@@ -4,10 +4,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.bench.metaworld.tasks import View
 from lerobot_craft.bench.method import Method
+from lerobot_craft.bench.policies import CHUNK
 
-# Of demonstrations, where the task enters too; and of the first start state of evaluation.
-OLD_SEED, NEW_SEED, EVALUATION_SEED = 0, 1, 500_000
+# Of demonstrations, where the task enters too; of the first start state of evaluation, and of a policy's own rollouts.
+OLD_SEED, NEW_SEED, EVALUATION_SEED, ROLLOUT_SEED = 0, 1, 500_000, 800_000
+_STARTS_APART = 1_000  # start states between those of one seed and of the next
+
+
+def first_start(seed: int, kind: int = EVALUATION_SEED) -> int:
+    """The first start state of a base policy's seed: every seed has start states of its own."""
+    return kind + _STARTS_APART * seed
 
 
 @dataclass(frozen=True)
@@ -20,12 +28,12 @@ class BenchSettings:
         policies: Types of policies.
         methods: Names of methods.
         anchors: Numbers of old frames: of all old tasks together; in a sequence, of each task.
+        rollouts: Numbers of episodes of each old task that the policy itself plays before fine-tuning.
         seeds: Of base training and fine-tuning.
         episodes: For each task, from the same start states for every method.
         old_episodes: Demonstrations of each old task; None: as many as the policy needs.
         new_episodes: Demonstrations of a new task; None: likewise.
-        image_size: Side of the camera's image in pixels.
-        render: Whether the camera is on; without, its image is blank and the policy acts by the state.
+        view: What a policy observes: `told`, the object's position in the state; `seen`, the object only in the picture.
         film: Whether filmstrips are made of every policy.
         base_steps: Steps of base training; None: the policy's own.
         steps: Steps of fine-tuning; None: the policy's own.
@@ -41,12 +49,12 @@ class BenchSettings:
     policies: tuple[str, ...] = ("smolvla",)
     methods: tuple[str, ...] = ("naive", "er", "craft")
     anchors: tuple[int, ...] = (0, 20, 100)
+    rollouts: tuple[int, ...] = ()
     seeds: tuple[int, ...] = (0, 1, 2)
     episodes: int = 20
     old_episodes: int | None = None
     new_episodes: int | None = None
-    image_size: int = 16
-    render: bool = False
+    view: View = "told"
     film: bool = False
     base_steps: int | None = None
     steps: int | None = None
@@ -56,10 +64,18 @@ class BenchSettings:
     knobs: dict[str, float] = field(default_factory=dict)
     swept_on: tuple[str, ...] = ()
 
-    @property
-    def evaluation_inputs(self) -> dict[str, Any]:
-        """What success depends on, beside policy and tasks."""
-        return {"episodes": self.episodes, "seed": EVALUATION_SEED}
+    def evaluation_inputs(self, seed: int) -> dict[str, Any]:
+        """What success depends on, beside policy and tasks; `seed` is the base policy's."""
+        return {"episodes": self.episodes, "seed": first_start(seed)}
+
+    def env(self, task: str, *, blindfold: bool = False) -> Any:
+        """Configuration of the environment that a task is played in."""
+        import lerobot_craft.bench.metaworld.configuration  # noqa: F401  registers the environment
+        from lerobot_craft.lerobot_api.rollouts import env_config
+
+        # Policies of the bench execute whole chunks, and look at nothing in between.
+        shown = {"view": self.view, "blindfold": blindfold, "look_every": CHUNK}
+        return env_config("craft_metaworld", {"task": task, **shown})
 
     def knob_values(self, method: Method) -> tuple[float | None, ...]:
         """Values of a method's knob that are run; None is its own."""

@@ -50,6 +50,7 @@ class CellResult:
         seconds: All of it.
         recorded: By name of the dataset.
         successes: Of each task, episode by episode.
+        blind: The same with a black picture.
         train_seconds: Of `craft train`, from start to end.
         step_seconds: Median time of a training step, loading included.
         evaluation_seconds: Of all rollouts.
@@ -63,6 +64,7 @@ class CellResult:
     seconds: float
     recorded: dict[str, Recorded] = field(default_factory=dict)
     successes: dict[str, list[bool]] = field(default_factory=dict)
+    blind: dict[str, list[bool]] = field(default_factory=dict)
     train_seconds: float | None = None
     step_seconds: float | None = None
     evaluation_seconds: float | None = None
@@ -131,7 +133,7 @@ def outdated(cell: Cell) -> str | None:
         made = parse_object(read_bytes(cell.directory / CELL_FILE))
     if made.get("digest") != cell.digest:
         return "its result is one of other inputs"
-    if (version := made.get("craft_version")) != __version__:
+    if not cell.outlives_versions and (version := made.get("craft_version")) != __version__:
         return f"its result was made by version {version}, and this is {__version__}"
     if changed := _changed(made.get("settings", {}), settings_of(cell)):
         return f"since its result was made, `craft train` has another default of {', '.join(changed)}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lerobot_craft.bench.metaworld.tasks import VIEWS
 from lerobot_craft.errors import CraftError
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--policy", type=_names, default=("smolvla",), metavar="A,B", help="smolvla, pi0_fast or act")
     add("--methods", type=_names, default=("naive", "er", "craft"), metavar="A,B", help="what is compared")
     add("--anchors", type=_numbers, default=(0, 20, 100), metavar="N,M", help="old frames (in a sequence: per task)")
+    add("--rollouts", type=_numbers, default=(), metavar="N,M", help="own episodes per old task, as old frames")
     add("--seeds", type=_numbers, default=(0, 1, 2), metavar="N,M", help="of base training and fine-tuning")
+    add("--view", choices=VIEWS, default=VIEWS[0], help="where the object is: told, in the state; seen, in the picture")
     add("--episodes", type=_positive, default=20, help="per task, from the same starts for every method")
     add("--output_dir", type=Path, default=Path("outputs/bench"), help="gets everything (default: outputs/bench)")
     add("--jobs", type=_positive, help="processes (default: as many as there are cores)")
@@ -62,8 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--knobs", type=Path, metavar="FILE", help="use the knobs that a sweep chose (its sweep.json)")
     add("--old_episodes", type=_positive, help="demonstrations of each old task (default: the policy's)")
     add("--new_episodes", type=_positive, help="demonstrations of a new task (default: the policy's)")
-    add("--image_size", type=_positive, default=16, help="side of the camera's image in pixels")
-    add("--render", action="store_true", help="switch the camera on; else its image is blank, and the state is seen")
     add("--base_steps", type=_positive, help="of base training (default: the policy's)")
     add("--steps", type=_positive, help="of fine-tuning (default: the policy's)")
     add("--learning_rate", type=_rate, help="of fine-tuning, at its highest (default: the policy's)")
@@ -122,8 +123,8 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         episodes=options.episodes,
         old_episodes=options.old_episodes,
         new_episodes=options.new_episodes,
-        image_size=options.image_size,
-        render=options.render,
+        rollouts=options.rollouts,
+        view=options.view,
         base_steps=options.base_steps,
         steps=options.steps,
         learning_rate=options.learning_rate,

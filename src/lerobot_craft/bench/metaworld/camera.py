@@ -11,18 +11,29 @@ from lerobot_craft.bench.metaworld.tasks import Scene
 
 _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (-0.02, 0.72, 0.13), 1.0, 140.0, -40.0  # the arm hides little from here
 _MARKER_RADIUS = 0.025
+_ARM_MESHES = {"pedestal", "base", "l0", "l1", "l2", "l3", "l4", "head", "eGripperBase"}
+_ARM_GROUP = 5  # of MuJoCo's six groups of shapes the one that Meta-World has nothing in
 
 # An OpenGL context belongs to the thread that made it.
 _here = threading.local()
 
 
-def photograph(model: Any, data: Any, scene: Scene, side: int) -> npt.NDArray[np.uint8]:
-    """The scene [side, side, 3]: no sites, which Meta-World draws at the goal, but the scene's own markers."""
+def photograph(model: Any, data: Any, scene: Scene, side: int, *, arm: bool) -> npt.NDArray[np.uint8]:
+    """The scene [side, side, 3]: no sites, which Meta-World draws at the goal, but the scene's own markers.
+
+    Args:
+        model: MuJoCo's model.
+        data: Its state.
+        scene: Has the markers.
+        side: In pixels.
+        arm: Draw the arm behind the hand: most of the faces, and of the time.
+    """
     mujoco = import_mujoco()
     renderer = _renderer(model, side)
     camera, option = mujoco.MjvCamera(), mujoco.MjvOption()
     camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION
     option.sitegroup[:] = 0
+    option.geomgroup[_ARM_GROUP] = int(arm)
     renderer.update_scene(data, camera, option)
     drawn = renderer.scene
     for flag in ("SHADOW", "REFLECTION", "HAZE"):
@@ -42,6 +53,7 @@ def _renderer(model: Any, side: int) -> Any:
     renderers: dict[tuple[int, int], Any] = _here.__dict__.setdefault("renderers", {})
     key = (id(model), side)  # models live as long as the process
     if key not in renderers:
+        _group_the_arm(model)
         model.vis.quality.offsamples = 0
         model.vis.quality.shadowsize = 0
         model.vis.global_.offwidth = max(model.vis.global_.offwidth, side)
@@ -51,3 +63,11 @@ def _renderer(model: Any, side: int) -> Any:
         except Exception as error:  # whatever a driver raises
             raise no_drawing(error) from error
     return renderers[key]
+
+
+def _group_the_arm(model: Any) -> None:
+    """Put the meshes of the arm into a group of their own: 60,000 of 68,000 faces, 12-20 ms of a picture's 16-27."""
+    mesh = import_mujoco().mjtGeom.mjGEOM_MESH
+    for shape in range(model.ngeom):
+        if model.geom_type[shape] == mesh and model.mesh(model.geom_dataid[shape]).name in _ARM_MESHES:
+            model.geom_group[shape] = _ARM_GROUP

@@ -11,7 +11,7 @@ from lerobot.envs import EnvConfig
 from lerobot.envs.utils import FreezeAfterEpisodeEnd
 
 from lerobot_craft.bench.metaworld.environment import CAMERA, MetaWorldEnv
-from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, STATE_NAMES, find_task
+from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, IMAGE_SIDES, View, find_task, state_names
 
 
 @EnvConfig.register_subclass("craft_metaworld")
@@ -20,15 +20,18 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
     """Tasks are named in `task`, separated by commas; each is a task group of its own in eval_info.json.
 
     Attributes:
-        image_size: pixels of a side of the camera's picture.
-        render: draw it. Without it the camera shows black, for policies that insist on having one.
+        view: `told`: the state has the object's position, and the camera is black. `seen`: the object is only in the
+            camera's picture (64 px).
+        blindfold: show a black picture in the view `seen` too: what can be done without looking?
+        look_every: draw at every so many steps: the length of the policy's chunks, where it executes whole ones.
         episode_length: steps until an episode has failed; None takes each task's own.
     """
 
     task: str = "faucet-open,faucet-close"
     fps: int = FPS
-    image_size: int = 16
-    render: bool = False
+    view: View = "told"
+    blindfold: bool = False
+    look_every: int = 1
     episode_length: int | None = None
     features: dict[str, PolicyFeature] = field(default_factory=dict)
     features_map: dict[str, str] = field(
@@ -40,17 +43,18 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
     )
 
     def __post_init__(self) -> None:
-        """The features follow from the picture's size."""
+        """The features follow from the view."""
+        side = IMAGE_SIDES[self.view]
         self.features = {
             "action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,)),
-            "agent_pos": PolicyFeature(FeatureType.STATE, (len(STATE_NAMES),)),
-            f"pixels/{CAMERA}": PolicyFeature(FeatureType.VISUAL, (self.image_size, self.image_size, 3)),
+            "agent_pos": PolicyFeature(FeatureType.STATE, (len(state_names(self.view)),)),
+            f"pixels/{CAMERA}": PolicyFeature(FeatureType.VISUAL, (side, side, 3)),
         }
 
     @property
     def gym_kwargs(self) -> dict[str, Any]:
         """What every environment is made with, beside its task."""
-        return {"image_size": self.image_size, "render": self.render}
+        return {"view": self.view, "blindfold": self.blindfold, "look_every": self.look_every}
 
     def create_envs(
         self, n_envs: int, use_async_envs: bool = False
@@ -68,6 +72,6 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
         }
 
     def _make_one(self, task: str) -> Any:
-        length = self.episode_length or find_task(task).max_steps
+        length = self.episode_length or find_task(task, self.view).max_steps
         # A batch runs until its slowest episode ends; those that ended before do no more work.
         return FreezeAfterEpisodeEnd(TimeLimit(MetaWorldEnv(task, **self.gym_kwargs), length))

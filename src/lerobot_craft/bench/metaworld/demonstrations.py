@@ -12,7 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from lerobot_craft.bench.metaworld.episodes import Episode, attempts
-from lerobot_craft.bench.metaworld.tasks import find_task
+from lerobot_craft.bench.metaworld.tasks import View, find_task
 from lerobot_craft.bench.metaworld.writing import write_dataset
 from lerobot_craft.errors import CraftError
 
@@ -30,8 +30,7 @@ def record(
     episodes: int,
     seed: int,
     *,
-    image_size: int = 16,
-    render: bool = False,
+    view: View = "told",
     jobs: int = 1,
     progress: bool = True,
 ) -> Path:
@@ -44,8 +43,7 @@ def record(
         tasks: names in `TASKS`.
         episodes: of each task.
         seed: of start states and noise.
-        image_size: pixels of a side of the camera's picture.
-        render: draw that picture; without it the camera shows black, for policies that insist on having one.
+        view: what is recorded: `told` without pictures, so that the camera shows black.
         jobs: processes that simulate.
         progress: show a bar.
     """
@@ -57,13 +55,12 @@ def record(
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
-    side = image_size if render else None
     show = functools.partial(tqdm, total=len(tasks) * episodes, unit="episode", disable=not progress)
-    with _processes(jobs, seed, side) as perform, show(desc="demonstrations") as bar:
+    with _processes(jobs, seed, view) as perform, show(desc="demonstrations") as bar:
         found = _demonstrate(tasks, episodes, perform, bar.update)
     try:
         with show(desc="dataset") as bar:
-            write_dataset(partial, f"craft/{root.name}", found, image_size, bar.update)
+            write_dataset(partial, f"craft/{root.name}", found, view, bar.update)
         partial.rename(root)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -95,16 +92,16 @@ def _demonstrate(
 
 
 @contextmanager
-def _processes(jobs: int, seed: int, side: int | None) -> Iterator[_Perform]:
+def _processes(jobs: int, seed: int, view: View) -> Iterator[_Perform]:
     """Something that performs pieces of work in order: here, or in several processes."""
     if jobs <= 1:
-        yield lambda work: (attempts(task, seed, numbers, side) for task, numbers in work)
+        yield lambda work: (attempts(task, seed, numbers, view) for task, numbers in work)
         return
     # A fork would take torch's threads along.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
 
         def perform(work: list[_Work]) -> Iterator[list[Episode | None]]:
-            futures = [pool.submit(attempts, task, seed, numbers, side) for task, numbers in work]
+            futures = [pool.submit(attempts, task, seed, numbers, view) for task, numbers in work]
             return (future.result() for future in futures)
 
         try:

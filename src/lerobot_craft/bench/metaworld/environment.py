@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 
 from lerobot_craft.bench.metaworld.simulation import FloatArray, Simulation, UInt8Array
-from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, STATE_NAMES
+from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, IMAGE_SIDES, View, state_names
 
 CAMERA = "top"
 _VIDEO_SIDE = 240  # pixels of a picture for people
@@ -19,8 +19,11 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
 
     Args:
         task: its name in `TASKS`.
-        image_size: pixels of a side of the camera's picture.
-        render: draw that picture. Without it the camera shows black, for policies that insist on having one.
+        view: `told`: the object's position is in the state and the camera is black, for policies that insist on having
+            one. `seen`: the object is in the camera's picture only.
+        blindfold: show a black picture in the view `seen` too.
+        look_every: draw at every so many steps, and show the last picture in between. For a policy that executes whole
+            chunks of actions nothing changes, because it looks at no other picture.
 
     Attributes:
         task: the name.
@@ -30,13 +33,15 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
     metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 - gymnasium's name and type
     render_mode = "rgb_array"
 
-    def __init__(self, task: str, image_size: int = 16, render: bool = False) -> None:
-        self._simulation = Simulation(task)
+    def __init__(self, task: str, view: View = "told", blindfold: bool = False, look_every: int = 1) -> None:
+        self._simulation = Simulation(task, view)
         self.task, self.task_description = task, self._simulation.task.instruction
-        self._side, self._draws = image_size, render
+        self._draws, self._look_every = view == "seen" and not blindfold, look_every
+        self._steps = 0
+        self._picture: UInt8Array = np.zeros((IMAGE_SIDES[view], IMAGE_SIDES[view], 3), np.uint8)
         self.action_space = gym.spaces.Box(-1.0, 1.0, (ACTION_DIM,), np.float32)
-        picture = gym.spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
-        state = gym.spaces.Box(-_ROOM, _ROOM, (len(STATE_NAMES),), np.float32)
+        picture = gym.spaces.Box(0, 255, self._picture.shape, np.uint8)
+        state = gym.spaces.Box(-_ROOM, _ROOM, (len(state_names(view)),), np.float32)
         self.observation_space = gym.spaces.Dict({"agent_pos": state, "pixels": gym.spaces.Dict({CAMERA: picture})})
 
     def reset(
@@ -44,12 +49,14 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Start an episode: the same seed, the same start, in every task of a scene."""
         super().reset(seed=seed, options=options)
+        self._steps = 0
         self._simulation.reset(int(self.np_random.integers(_SEEDS)) if seed is None else seed)
         return self._observation(), {"is_success": False}
 
     def step(self, action: FloatArray) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """One control step; the reward is 1 for success, else 0."""
         success = self._simulation.step(action)
+        self._steps += 1
         return self._observation(), float(success), success, False, {"is_success": success}
 
     def expert(self) -> FloatArray:
@@ -57,10 +64,14 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
         return self._simulation.expert()
 
     def render(self) -> UInt8Array:
-        """A picture for people; drawn whatever the policy is shown."""
-        return self._simulation.image(_VIDEO_SIDE)
+        """A picture for people, with the arm; drawn whatever the policy is shown."""
+        return self._simulation.image(_VIDEO_SIDE, arm=True)
+
+    def look(self) -> UInt8Array:
+        """What the policy was shown last."""
+        return self._picture
 
     def _observation(self) -> dict[str, Any]:
-        side = self._side
-        picture = self._simulation.image(side) if self._draws else np.zeros((side, side, 3), np.uint8)
-        return {"agent_pos": self._simulation.state(), "pixels": {CAMERA: picture}}
+        if self._draws and self._steps % self._look_every == 0:
+            self._picture = self._simulation.image(len(self._picture))
+        return {"agent_pos": self._simulation.state(), "pixels": {CAMERA: self._picture}}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from lerobot_craft.bench.metaworld.camera import photograph
 from lerobot_craft.bench.metaworld.experts import OWN_EXPERTS
 from lerobot_craft.bench.metaworld.gl import import_mujoco
-from lerobot_craft.bench.metaworld.tasks import Task, find_task
+from lerobot_craft.bench.metaworld.tasks import Task, View, find_task, state_names
 from lerobot_craft.doctor.software import install_extra
 from lerobot_craft.errors import CraftError
 
@@ -30,13 +30,16 @@ class Simulation:
 
     Args:
         task: its name in `TASKS`.
+        view: what a policy observes.
 
     Attributes:
         task: the task.
+        view: the view.
     """
 
-    def __init__(self, task: str) -> None:
-        self.task: Task = find_task(task)
+    def __init__(self, task: str, view: View = "told") -> None:
+        self.task: Task = find_task(task, view)
+        self.view: View = view
         self._stage = _stage(task)
         self._env = _build(self.task, self._stage.model)
         self._env.init_tcp = self._stage.tcp.copy()
@@ -48,7 +51,7 @@ class Simulation:
         self._raw: npt.NDArray[np.float64] = np.zeros(0)  # [39], Meta-World's own observation: for the expert only
 
     def reset(self, seed: int) -> FloatArray:
-        """Start an episode; the seed decides where the object stands. Returns the state [7]."""
+        """Start an episode; the seed decides where the object stands. Returns the state."""
         mujoco, env, stage = import_mujoco(), self._env, self._stage
         self._place(stage.bodies, stage.sites)
         self._restore()
@@ -68,7 +71,7 @@ class Simulation:
         return self.state()
 
     def state(self) -> FloatArray:
-        """What a policy may know [7]: hand, gripper opening, object, as named in `STATE_NAMES`."""
+        """What a policy may know: hand and gripper opening, told also the object, as `state_names` says."""
         data = self._env.data
         grip = np.linalg.norm(data.body("rightclaw").xpos - data.body("leftclaw").xpos) / _WIDEST_GRIP
         tracked = self.task.scene.tracked
@@ -77,7 +80,8 @@ class Simulation:
         else:
             kind, name = tracked
             thing = (data.site(name) if kind == "site" else data.body(name)).xpos
-        return np.hstack([data.body("hand").xpos, min(grip, 1.0), thing]).astype(np.float32)
+        known = np.hstack([data.body("hand").xpos, min(grip, 1.0), thing]).astype(np.float32)
+        return known[: len(state_names(self.view))]
 
     def expert(self) -> FloatArray:
         """What the scripted expert, who knows the goal, does now [4], within [-1, 1]."""
@@ -95,9 +99,14 @@ class Simulation:
         self._raw = self._with_goal(observation)
         return bool(info["success"] > 0.5)
 
-    def image(self, side: int) -> UInt8Array:
-        """A picture [side, side, 3] of the scene, without a sign of which task is asked for."""
-        return photograph(self._stage.model, self._env.data, self.task.scene, side)
+    def image(self, side: int, *, arm: bool = False) -> UInt8Array:
+        """A picture [side, side, 3] of the scene, without a sign of which task is asked for.
+
+        Args:
+            side: in pixels.
+            arm: draw the whole arm, for people. Without it: the hand only, which is what policies see.
+        """
+        return photograph(self._stage.model, self._env.data, self.task.scene, side, arm=arm)
 
     def _place(self, bodies: npt.NDArray[np.float64], sites: npt.NDArray[np.float64]) -> None:
         # The model is shared, and Meta-World keeps the object's place in it.
@@ -155,8 +164,11 @@ def _build(task: Task, model: Any) -> Any:
     if task.scene.box is not None:
         from gymnasium.spaces import Box
 
-        low, high = task.scene.box
-        env._random_reset_space = Box(np.array(low), np.array(high), dtype=np.float64)
+        # Some environments draw the goal too: that part stays as it is.
+        (low, high), own = task.scene.box, env._random_reset_space
+        env._random_reset_space = Box(
+            np.hstack([low, own.low[len(low) :]]), np.hstack([high, own.high[len(high) :]]), dtype=np.float64
+        )
     return env
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lerobot_craft.bench.metaworld.environment import CAMERA
 from lerobot_craft.bench.metaworld.episodes import Episode
-from lerobot_craft.bench.metaworld.tasks import ACTION_NAMES, FPS, STATE_NAMES, find_task
+from lerobot_craft.bench.metaworld.tasks import ACTION_NAMES, FPS, IMAGE_SIDES, View, find_task, state_names
 from lerobot_craft.lerobot_api import quiet_video
 
 
@@ -17,7 +17,7 @@ def write_dataset(
     root: Path,
     repo_id: str,
     found: Mapping[str, Sequence[Episode]],
-    side: int,
+    view: View,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
     """Write episodes by task, as many of each; tasks alternate, episode by episode.
@@ -26,16 +26,17 @@ def write_dataset(
         root: where the dataset goes; must not exist yet.
         repo_id: what lerobot calls it.
         found: the episodes of each task.
-        side: pixels of a picture's side.
+        view: what they show.
         advance: called after each episode.
     """
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    side, names = IMAGE_SIDES[view], list(state_names(view))
     camera = f"observation.images.{CAMERA}"
     features: dict[str, dict[str, Any]] = {
         camera: {"dtype": "image", "shape": (side, side, 3), "names": ["height", "width", "channels"]},
-        "observation.state": {"dtype": "float32", "shape": (len(STATE_NAMES),), "names": list(STATE_NAMES)},
+        "observation.state": {"dtype": "float32", "shape": (len(names),), "names": names},
         "action": {"dtype": "float32", "shape": (len(ACTION_NAMES),), "names": list(ACTION_NAMES)},
     }
     dataset = LeRobotDataset.create(repo_id, fps=FPS, features=features, root=root, use_videos=False)
