@@ -67,7 +67,7 @@ def test_results_and_report_are_written(bench):
     assert [run.method for run in results.runs] == ["naive", "craft"]
     for found in results.runs:
         assert set(found.base) == set(found.after) == {"reach-red", "reach-blue"}
-        assert found.same_scene == "reach-red"
+        assert found.same_scene == ["reach-red"]
         assert found.command.startswith("craft train --policy.path=")
         assert found.drift.action > 0
         assert found.drift.hidden > 0
@@ -83,7 +83,7 @@ def test_nothing_is_run_twice(bench, monkeypatch, capsys):
     directory, _ = bench
     monkeypatch.setattr("lerobot_craft.cli.train.run", None)  # calling it would be an error
     cells = {path: path.stat().st_mtime_ns for path in directory.glob("cells/*/result.json")}
-    assert len(cells) == 4
+    assert len(cells) == 5
     assert run([*SMALL, f"--output_dir={directory}", "--jobs=1"]) == 0
     assert {path: path.stat().st_mtime_ns for path in cells} == cells
     assert "| plain fine-tuning |" in capsys.readouterr().out

@@ -23,7 +23,7 @@ def test_without_a_terminal_each_cell_is_one_line(cells):
     board.tick()
     board.finished(cells[2], rates(1, 4))
     board.close()
-    assert stream.getvalue() == "[1/3] run reach-smolvla-naive-seed0: old 0.25, same scene 0.25, new 1.00; 61 s\n"
+    assert stream.getvalue() == "[1/4] run reach-smolvla-naive-seed0: old 0.25, same scene 0.25, new 1.00; 61 s\n"
 
 
 def test_a_result_that_does_not_count_any_more_is_said(cells):
@@ -69,5 +69,5 @@ def test_means_are_over_the_runs_of_a_method(bench_settings):
 
 def test_a_task_of_the_same_scene_counts_only_among_the_old_ones(bench_settings, two_stages):
     (run,) = plan_runs(bench_settings(scenarios=(two_stages,), methods=("naive",)))
-    assert same_scene(run) == "reach-red"
-    assert same_scene(run.before) is None
+    assert same_scene(run) == ["reach-red"]
+    assert same_scene(run.before) == []

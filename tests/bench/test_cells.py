@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.bench.cells import Base, Demos, Run
+from lerobot_craft.bench.cells import Base, Demos, Run, Trial
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.plan import plan_cells, plan_runs
 from lerobot_craft.errors import CraftError
@@ -30,18 +30,58 @@ def test_a_method_runs_at_the_numbers_of_old_frames_that_make_a_difference(bench
         "reach-smolvla-er-20frames-seed0",
         "reach-smolvla-craft-0frames-seed0",
         "reach-smolvla-craft-20frames-seed0",
+        "reach-smolvla-seed0",  # its trial
     ]
+
+
+def test_own_rollouts_take_the_place_of_old_frames(bench_settings):
+    settings = bench_settings(methods=("naive", "er", "craft"), anchors=(0,), rollouts=(1, 3), view="seen")
+    runs = {run.name: run for run in plan_runs(settings)}
+    assert list(runs) == [
+        "reach-smolvla-naive-seed0",
+        "reach-smolvla-er-1rollouts-seed0",
+        "reach-smolvla-er-3rollouts-seed0",
+        "reach-smolvla-craft-0frames-seed0",
+        "reach-smolvla-craft-1rollouts-seed0",
+        "reach-smolvla-craft-3rollouts-seed0",
+    ]
+    three = runs["reach-smolvla-craft-3rollouts-seed0"]
+    assert three.known.root == str(three.rollouts.data)
+    assert three.known.rollouts
+    digests = [run.digest for run in runs.values()]
+    assert len(set(digests)) == len(digests)
+    order = [cell.kind for cell in plan_cells(settings)]
+    assert order == ["demos", "base", "rollouts", "rollouts", *["run"] * 6, "trial"]
+
+
+def test_rollouts_are_refused_for_a_sequence(bench_settings, two_stages):
+    with pytest.raises(CraftError, match="--rollouts are of the base policy"):
+        plan_cells(bench_settings(scenarios=(two_stages,), rollouts=(3,)))
+
+
+def test_every_seed_has_start_states_of_its_own(bench_settings):
+    trials = [cell for cell in plan_cells(bench_settings(seeds=(0, 1))) if isinstance(cell, Trial)]
+    starts = [set(range((e := cell.inputs["evaluation"])["seed"], e["seed"] + e["episodes"])) for cell in trials]
+    assert len(starts) == 2
+    assert not starts[0] & starts[1]
+
+
+def test_a_longer_method_has_more_steps_and_a_schedule_to_match(bench_settings):
+    runs = {run.method.name: run for run in plan_runs(bench_settings(methods=("er", "er_long"), anchors=(20,)))}
+    for name in ("steps", "policy.scheduler_decay_steps"):
+        assert runs["er_long"].flags[name] == 2 * runs["er"].flags[name]
 
 
 @pytest.mark.parametrize(
     ("change", "same"),
     [
-        ({"episodes": 3}, "demos"),
+        ({"episodes": 3}, "demos base"),
         ({"base_steps": 7}, "demos"),
-        ({"steps": 7}, "demos base"),
-        ({"learning_rate": 7e-4}, "demos base"),
+        ({"view": "seen"}, ""),
+        ({"steps": 7}, "demos base trial"),
+        ({"learning_rate": 7e-4}, "demos base trial"),
         ({"old_episodes": 7}, ""),
-        ({"methods": ("craft", "naive")}, "demos base run"),
+        ({"methods": ("craft", "naive")}, "demos base run trial"),
     ],
 )
 def test_a_changed_input_makes_other_cells(bench_settings, change, same):
@@ -60,14 +100,14 @@ def test_policies_share_demonstrations_unless_one_needs_more(bench_settings):
 
 def test_scenarios_of_one_trunk_share_demonstrations_and_base_and_no_run(bench_settings):
     cells = plan_cells(bench_settings(scenarios=("trio-drawer", "trio-window", "trio-door"), methods=("naive",)))
-    assert [cell.kind for cell in cells] == ["demos", "base", "run", "run", "run"]
-    demos, base, *runs = cells
+    assert [cell.kind for cell in cells] == ["demos", "base", "run", "run", "run", "trial"]
+    demos, base, *runs, trial = cells
     assert base.name == "trio-smolvla-seed0"
     assert base.tasks[5:] == ("drawer-close", "window-open", "door-unlock")
     assert [run.tasks[5:] for run in runs] == [("drawer-close",), ("window-open",), ("door-unlock",)]
     assert {run.start for run in runs} == {base.checkpoint}
     alone = plan_cells(bench_settings(scenarios=("trio-window",), methods=("naive",)))
-    assert [cell.digest for cell in alone] == [demos.digest, base.digest, runs[1].digest]
+    assert [cell.digest for cell in alone] == [demos.digest, base.digest, runs[1].digest, trial.digest]
 
 
 def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):
@@ -87,14 +127,14 @@ def test_two_methods_that_come_down_to_the_same_share_a_cell_and_are_both_listed
     monkeypatch.setitem(METHODS, "plain", replace(METHODS["naive"], name="plain"))
     settings = bench_settings(methods=("naive", "plain"))
     assert [run.method.name for run in plan_runs(settings)] == ["naive", "plain"]
-    assert [cell.kind for cell in plan_cells(settings)] == ["demos", "base", "run"]
+    assert [cell.kind for cell in plan_cells(settings)] == ["demos", "base", "run", "trial"]
 
 
 def test_stages_of_a_sequence_start_where_the_one_before_ended(bench_settings, two_stages):
     settings = bench_settings(scenarios=(two_stages,), methods=("er",), anchors=(5,))
     cells = plan_cells(settings)
-    assert [type(cell) for cell in cells] == [Demos, Base, Run, Run]
-    first, second = cells[2:]
+    assert [type(cell) for cell in cells] == [Demos, Base, Run, Run, Trial]
+    first, second = cells[2:4]
     assert (first.start, second.start) == (cells[1].checkpoint, first.checkpoint)
     assert second.known_tasks == ("reach-red", "button-topdown")
     assert second.known.frames == 10  # five of each task

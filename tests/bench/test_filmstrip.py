@@ -37,7 +37,7 @@ class OneEpisode:
 
 @pytest.mark.parametrize("played", [60, 50, 41])
 def test_only_the_frames_that_are_shown_are_drawn(played):
-    camera, episode = _Camera(60), OneEpisode(length=35)
+    camera, episode = _Camera(60, as_seen=False), OneEpisode(length=35)
     episode.play(played, camera)
     assert camera.moments == [0, 10, 20, 30, 40, 50, 60]
     # The end of the episode is what is seen from then on, however long others go on.
@@ -46,7 +46,7 @@ def test_only_the_frames_that_are_shown_are_drawn(played):
 
 
 def test_an_episode_that_fails_is_drawn_to_its_end():
-    camera, episode = _Camera(60), OneEpisode(length=60)
+    camera, episode = _Camera(60, as_seen=False), OneEpisode(length=60)
     episode.play(60, camera)
     assert [int(picture[0, 0, 0]) for picture in camera.pictures] == [0, 10, 20, 30, 40, 50, 60]
 

@@ -6,7 +6,7 @@ from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.training.documents import config_class
 from lerobot_craft.training.methods.weight_merge import alpha_name
 
-KNOWN = Known(20, "craft/old", "/data/old", "open the door; close it", "all", "/run/anchors")
+KNOWN = Known(20, False, "craft/old", "/data/old", "open the door; close it", "all", "/run/anchors")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -32,6 +32,13 @@ def test_craft_takes_new_frames_alone_where_there_are_no_old_ones():
     assert flags["craft.old_instructions"] == KNOWN.instructions
     assert "craft.old_dataset.root" not in flags
     assert METHODS["craft"].train_flags(KNOWN, None)["craft.old_frames"] == KNOWN.frames
+
+
+def test_of_own_rollouts_replay_takes_all_frames_and_craft_a_hundred():
+    own = KNOWN._replace(frames=0, rollouts=True)
+    assert METHODS["craft"].train_flags(own, None)["craft.old_frames"] == 100
+    assert METHODS["er"].train_flags(own, None)["craft.replay_frames"] >= 10**9
+    assert METHODS["er"].train_flags(own, None)["craft.old_dataset.root"] == "/data/old"
 
 
 def test_without_instructions_craft_takes_the_old_frames_and_nothing_else():

@@ -1,10 +1,12 @@
+import numpy as np
 import pytest
 
+from lerobot_craft.bench.metaworld.episodes import attempt
 from lerobot_craft.bench.metaworld.tasks import TASKS, find_task
 from lerobot_craft.bench.scenarios import SCENARIOS, Scenario, find_scenario, trunk_of
 from lerobot_craft.errors import CraftError
 
-SINGLE = [scenario for scenario in SCENARIOS.values() if len(scenario.old) == 5 and not scenario.trunk]
+SINGLE = [s for s in SCENARIOS.values() if len(s.old) == 5 and not s.trunk and s.name != "table"]
 TRIO = [scenario for scenario in SCENARIOS.values() if scenario.trunk == "trio"]
 
 
@@ -55,6 +57,29 @@ def test_three_scenarios_start_from_one_base_and_each_comes_back_to_a_scene_of_i
     ]
     trunks = [trunk_of(scenario) for scenario in TRIO]
     assert trunks == [Scenario("trio", "final", TRIO[0].old, ("drawer-close", "window-open", "door-unlock"))] * 3
+
+
+@pytest.mark.parametrize(("trunk", "role", "old"), [("mixed", "tuning", 5), ("ten", "final", 10)])
+def test_a_trunk_has_a_new_task_for_something_carried_something_fixed_and_elsewhere(trunk, role, old):
+    carried, fixed, elsewhere = (scenario for scenario in SCENARIOS.values() if scenario.trunk == trunk)
+    assert {scenario.role for scenario in (carried, fixed, elsewhere)} == {role}
+    assert len(carried.old) == old
+    for scenario in (carried, fixed):
+        assert len(scenario.pairs) == 1
+    moved = [_moved(*scenario.pairs[0]) for scenario in (carried, fixed)]
+    assert moved[0] > 0.15
+    assert elsewhere.pairs == ()
+
+
+def _moved(*tasks):
+    """How far the object is carried, in metres; the lesser of two tasks."""
+    return min(np.linalg.norm(np.diff(attempt(task, 0, 0).states[[0, -1], 4:], axis=0)) for task in tasks)
+
+
+def test_on_the_table_every_old_task_happens_in_the_scene_of_the_new_one():
+    table = SCENARIOS["table"]
+    assert table.pairs == tuple((old, "lift-purple") for old in table.old)
+    assert len(table.old) == 5
 
 
 def test_a_scenario_without_others_is_its_own_trunk():

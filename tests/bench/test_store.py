@@ -6,7 +6,7 @@ import pytest
 from lerobot_craft import __version__
 from lerobot_craft.bench import store
 from lerobot_craft.bench.methods import METHODS
-from lerobot_craft.bench.plan import plan_runs
+from lerobot_craft.bench.plan import plan_runs, trial_of
 from lerobot_craft.bench.store import CellBusyError, CellResult, begin, claimed, finish, outdated, result_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Drift
@@ -62,9 +62,25 @@ def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monk
     assert (aside / store.RESULT_FILE).is_file()
 
 
-@pytest.mark.parametrize("kind", ["demos", "base", "run"])
-def test_a_result_counts_for_the_version_that_made_it(run, kind, monkeypatch):
+@pytest.mark.parametrize("kind", ["demos", "base"])
+def test_demonstrations_and_base_policies_outlive_versions(run, kind, monkeypatch):
     (cell,) = (cell for cell in run.chain() if cell.kind == kind)
+    begin(cell)
+    finish(cell, RESULT)
+    monkeypatch.setattr(store, "__version__", "9.8.7")
+    assert result_of(cell) == RESULT
+
+
+def test_what_demonstrations_come_out_as_may_be_revised(run, monkeypatch, bench_settings):
+    before = {cell.kind: cell.digest for cell in run.chain()}
+    monkeypatch.setattr("lerobot_craft.bench.cells.REVISION", 99)
+    (again,) = plan_runs(bench_settings(methods=("craft",)))
+    assert not {cell.digest for cell in again.chain()} & set(before.values())
+
+
+@pytest.mark.parametrize("kind", ["run", "trial"])
+def test_a_result_counts_for_the_version_that_made_it(run, kind, monkeypatch):
+    cell = run if kind == "run" else trial_of(run)
     begin(cell)
     finish(cell, RESULT)
     assert outdated(cell) is None

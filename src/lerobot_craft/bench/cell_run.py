@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.bench.base_files import keep, restore, round_weights
 from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.method import as_argv
@@ -113,18 +114,29 @@ def _train_base(cell: Base, train: Train) -> dict[str, Any]:
     old_data, policy = cell.demos.old_data, cell.policy
     start = cell.directory / "start"
     make_start(policy, start, old_data, [find_task(task).instruction for task in cell.tasks], cell.seed)
+    if cell.file is not None and cell.file.is_file():
+        restore(start, cell.file, cell.checkpoint)
+        found: dict[str, Any] = {}
+    else:
+        found = _train_from(start, cell, train)
+        round_weights(cell.checkpoint)
+        if cell.file is not None:
+            keep(cell.checkpoint, cell.file)
+    keep_reference(cell.checkpoint, old_data, len(cell.scenario.old), policy.hidden_layers, cell.reference)
+    return found
+
+
+def _train_from(start: Path, cell: Base, train: Train) -> dict[str, Any]:
     flags = {
         "policy.path": start,
-        **_dataset_flags(old_data),
+        **_dataset_flags(cell.demos.old_data),
         "output_dir": cell.output_dir,
         **cell.inputs["flags"],
         "craft.enabled": True,
         "craft.method": "naive",
         "craft.preload": True,
     }
-    found = _train(cell, as_argv(flags), train)
-    keep_reference(cell.checkpoint, old_data, len(cell.scenario.old), policy.hidden_layers, cell.reference)
-    return found
+    return _train(cell, as_argv(flags), train)
 
 
 @_work.register

@@ -170,6 +170,12 @@ class Base(Cell):
         return self.output_dir / _BASE_CHECKPOINT
 
     @property
+    def file(self) -> Path | None:
+        """Its weights among those that are kept; None where none are."""
+        bases = self.settings.bases
+        return None if bases is None else bases / f"{self.directory.name}.safetensors"
+
+    @property
     def reference(self) -> Path:
         """What drift is measured against: see bench/drift.py."""
         return self.directory / "reference"

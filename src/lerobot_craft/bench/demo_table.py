@@ -10,7 +10,7 @@ def task_table(results: Results) -> str:
     """Success of each task as Markdown, aligned for a terminal; all runs share one base."""
     first = results.runs[0]
     # The old task that is at stake most comes first: only its instruction tells it from the new one.
-    tasks = [*sorted(first.old_tasks, key=lambda task: task != first.same_scene), *first.new_tasks]
+    tasks = [*sorted(first.old_tasks, key=lambda task: task not in first.same_scene), *first.new_tasks]
     head = ["", *(f"{task} ({'new' if task in first.new_tasks else 'old'})" for task in tasks)]
     rows = [[BASE_LABEL, *(_rate(first.base[task], first.n_episodes) for task in tasks)]]
     rows += [[_label(run), *(_rate(run.after[task], run.n_episodes) for task in tasks)] for run in results.runs]

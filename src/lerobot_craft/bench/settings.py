@@ -24,6 +24,8 @@ class BenchSettings:
 
     Attributes:
         output_dir: Gets everything.
+        bases: Directory of base policies as files: those that are there are not trained, those that are trained are
+            put there. None: there is none.
         scenarios: Names of scenarios.
         policies: Types of policies.
         methods: Names of methods.
@@ -33,7 +35,7 @@ class BenchSettings:
         episodes: For each task, from the same start states for every method.
         old_episodes: Demonstrations of each old task; None: as many as the policy needs.
         new_episodes: Demonstrations of a new task; None: likewise.
-        view: What a policy observes: `told`, the object's position in the state; `seen`, the object only in the picture.
+        view: What a policy observes: the object's position in the state (`told`), or only in the picture (`seen`).
         film: Whether filmstrips are made of every policy.
         base_steps: Steps of base training; None: the policy's own.
         steps: Steps of fine-tuning; None: the policy's own.
@@ -58,6 +60,7 @@ class BenchSettings:
     film: bool = False
     base_steps: int | None = None
     steps: int | None = None
+    bases: Path | None = None
     learning_rate: float | None = None
     batch_size: int | None = None
     sweep: bool = False

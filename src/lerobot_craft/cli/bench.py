@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--view", choices=VIEWS, default=VIEWS[0], help="where the object is: told, in the state; seen, in the picture")
     add("--episodes", type=_positive, default=20, help="per task, from the same starts for every method")
     add("--output_dir", type=Path, default=Path("outputs/bench"), help="gets everything (default: outputs/bench)")
+    add("--bases", type=Path, metavar="DIR", help="base policies as files: used if there, else trained and put there")
     add("--jobs", type=_positive, help="processes (default: as many as there are cores)")
     add("--sweep", action="store_true", help="try the grid of each method's knob, and choose; on tuning scenarios only")
     add("--knobs", type=Path, metavar="FILE", help="use the knobs that a sweep chose (its sweep.json)")
@@ -115,6 +116,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
     sweep = None if options.knobs is None else read_sweep(options.knobs)
     return BenchSettings(
         output_dir=options.output_dir,
+        bases=options.bases,
         scenarios=options.scenario,
         policies=options.policy,
         methods=options.methods,

@@ -8,7 +8,7 @@ from lerobot_craft.bench.metaworld import demonstrations, writing
 from lerobot_craft.bench.metaworld.demonstrations import record
 from lerobot_craft.bench.metaworld.episodes import attempt, attempts
 from lerobot_craft.bench.metaworld.simulation import Simulation
-from lerobot_craft.bench.metaworld.tasks import STATE_NAMES, TASKS, find_task
+from lerobot_craft.bench.metaworld.tasks import STATE_NAMES, TASKS, find_task, state_names
 from lerobot_craft.errors import CraftError
 
 NAMES = ("drawer-close", "reach-red")
@@ -49,7 +49,7 @@ def test_lerobot_opens_what_was_recorded(recorded):
 
 
 def test_labels_are_clean_while_the_movement_is_noisy():
-    noisy, simulation = attempt("reach-red", 5, 1, None), Simulation("reach-red")
+    noisy, simulation = attempt("reach-red", 5, 1), Simulation("reach-red")
     # The expert for reaching is a proportional controller that brings the fingers to the target.
     target = np.add(simulation.task.goal, [0, 0, 0.045])
     wanted = np.clip(10 * (target - noisy.states[:, :3]), -1, 1)
@@ -65,17 +65,17 @@ def test_labels_are_clean_while_the_movement_is_noisy():
 
 def test_the_dataset_holds_the_attempts_as_they_were(recorded):
     table = columns(recorded)
-    first = attempt("drawer-close", 5, 0, None)
+    first = attempt("drawer-close", 5, 0)
     for name, values in (("observation.state", first.states), ("action", first.actions)):
         np.testing.assert_array_equal(np.array(table[name][: len(values)], np.float32), values)
 
 
 def test_an_attempt_depends_on_task_seed_and_number_alone():
-    again = attempt("reach-red", 5, 2, None)
-    (_, _, third) = attempts("reach-red", 5, range(3), None)
+    again = attempt("reach-red", 5, 2)
+    (_, _, third) = attempts("reach-red", 5, range(3))
     np.testing.assert_array_equal(again.states, third.states)
-    assert not np.array_equal(attempt("reach-red", 6, 2, None).states[0], third.states[0])
-    assert not np.array_equal(attempt("reach-blue", 5, 2, None).states[0], third.states[0])
+    assert not np.array_equal(attempt("reach-red", 6, 2).states[0], third.states[0])
+    assert not np.array_equal(attempt("reach-blue", 5, 2).states[0], third.states[0])
 
 
 def test_several_processes_record_the_same(recorded, tmp_path):
@@ -84,22 +84,23 @@ def test_several_processes_record_the_same(recorded, tmp_path):
     assert contents(other) == contents(recorded)
 
 
-def test_pictures_are_recorded_when_asked_for(tmp_path):
+def test_pictures_are_recorded_for_those_who_see(tmp_path):
     from lerobot.datasets import LeRobotDataset
 
-    root = record(tmp_path / "seen", ["drawer-close"], 1, seed=0, image_size=32, render=True, progress=False)
+    root = record(tmp_path / "seen", ["drawer-close"], 1, seed=0, view="seen", progress=False)
     dataset = LeRobotDataset("craft/seen", root=root)
+    assert dataset.features["observation.state"]["names"] == list(state_names("seen"))
     first, last = dataset[0]["observation.images.top"], dataset[len(dataset) - 1]["observation.images.top"]
-    assert first.shape == (3, 32, 32)
+    assert first.shape == (3, 64, 64)
     assert first.std() > 0.05
     assert (first != last).any()
 
 
 def test_embedding_at_once_changes_no_value(monkeypatch, tmp_path):
-    found = {"drawer-close": attempts("drawer-close", 0, range(2), 16)}
-    writing.write_dataset(tmp_path / "ours", "craft/x", found, 16)
+    found = {"drawer-close": attempts("drawer-close", 0, range(2), "seen")}
+    writing.write_dataset(tmp_path / "ours", "craft/x", found, "seen")
     monkeypatch.setattr(writing, "embedding_at_once", nullcontext)
-    writing.write_dataset(tmp_path / "stock", "craft/x", found, 16)
+    writing.write_dataset(tmp_path / "stock", "craft/x", found, "seen")
     assert columns(tmp_path / "ours") == columns(tmp_path / "stock")
     for name in ("info.json", "stats.json"):
         assert (tmp_path / "ours/meta" / name).read_text() == (tmp_path / "stock/meta" / name).read_text()
@@ -113,7 +114,7 @@ def test_a_place_that_is_taken_is_refused(recorded):
 def test_failed_attempts_are_left_out(monkeypatch, tmp_path):
     tried = []
 
-    def every_third_fails(task, seed, numbers, side):
+    def every_third_fails(task, seed, numbers, view):
         tried.extend(numbers)
         return [None if number % 3 == 0 else number for number in numbers]
 

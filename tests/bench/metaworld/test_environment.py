@@ -65,24 +65,50 @@ def test_the_limit_can_be_set(vectors):
     assert vector.call("_max_episode_steps") == (7,)
 
 
-def test_lerobot_reads_its_observations_and_instructions(vectors):
-    environments = vectors(n_envs=2, task="faucet-open, faucet-close", image_size=24)
+@pytest.mark.parametrize(("view", "side", "numbers"), [("told", 16, 7), ("seen", 64, 4)])
+def test_lerobot_reads_its_observations_and_instructions(vectors, view, side, numbers):
+    environments = vectors(n_envs=2, task="faucet-open, faucet-close", view=view)
     assert list(environments) == ["faucet-open", "faucet-close"]
     starts = []
     for name, vector in environments.items():
         observation = preprocess_observation(start(vector, [1, 2]))
         shapes = {key: tuple(value.shape) for key, value in observation.items()}
-        assert shapes == {"observation.images.top": (2, 3, 24, 24), "observation.state": (2, 7)}
+        assert shapes == {"observation.images.top": (2, 3, side, side), "observation.state": (2, numbers)}
         assert vector.call("task_description") == (find_task(name).instruction,) * 2
-        starts.append(observation["observation.state"].numpy())
-    np.testing.assert_array_equal(*starts)
+        starts.append(observation)
+    for name, values in starts[0].items():
+        np.testing.assert_array_equal(values, starts[1][name])
 
 
-def test_the_camera_is_black_unless_it_is_switched_on(vectors):
-    for render in (False, True):
-        (vector,) = vectors(task="drawer-close", render=render, image_size=32).values()
-        assert start(vector, [0])["pixels"]["top"].any() == render
-        assert vector.call("render")[0].shape == (240, 240, 3)
+def test_the_state_is_that_of_lerobots_own_metaworld_environment():
+    from lerobot.envs.metaworld import MetaworldEnv
+
+    lerobots = MetaworldEnv("drawer-close-v3", obs_type="pixels_agent_pos")
+    (numbers,) = lerobots.observation_space["agent_pos"].shape
+    assert MetaWorldEnv("drawer-close", "seen").observation_space["agent_pos"].shape == (numbers,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sees"),
+    [({"view": "told"}, False), ({"view": "seen"}, True), ({"view": "seen", "blindfold": True}, False)],
+)
+def test_the_camera_is_black_for_those_who_are_told_or_blindfolded(vectors, settings, sees):
+    (vector,) = vectors(task="drawer-close", **settings).values()
+    assert start(vector, [0])["pixels"]["top"].any() == sees
+    assert vector.call("render")[0].shape == (240, 240, 3)
+
+
+def test_between_two_looks_the_last_picture_stays():
+    rare, always = MetaWorldEnv("drawer-close", "seen", look_every=4), MetaWorldEnv("drawer-close", "seen")
+    for env in (rare, always):
+        env.reset(seed=0)
+    for step in range(1, 9):
+        action = always.expert()
+        seldom, often = (env.step(action)[0] for env in (rare, always))
+        np.testing.assert_array_equal(seldom["agent_pos"], often["agent_pos"])
+        same = np.array_equal(seldom["pixels"]["top"], often["pixels"]["top"])
+        assert same == (step % 4 == 0)
+        np.testing.assert_array_equal(rare.look(), seldom["pixels"]["top"])
 
 
 def test_unseeded_episodes_start_in_different_places():
@@ -93,9 +119,9 @@ def test_unseeded_episodes_start_in_different_places():
 
 
 def test_the_configuration_survives_a_file():
-    config = CraftMetaWorldConfig(task="dial-turn", image_size=48, render=True)
+    config = CraftMetaWorldConfig(task="dial-turn", view="seen", blindfold=True, look_every=8)
     assert draccus.decode(EnvConfig, json.loads(json.dumps(draccus.encode(config, EnvConfig)))) == config
-    assert config.features["pixels/top"].shape == (48, 48, 3)
+    assert config.features["pixels/top"].shape == (64, 64, 3)
 
 
 @pytest.mark.slow  # a process that imports lerobot and plays two episodes
