@@ -61,6 +61,28 @@ def made_runs(seeds=(0, 1, 2), policies=("smolvla", "pi0_fast"), methods=METHODS
     return runs
 
 
+def with_episodes(runs, starts_by_seed=True):
+    """The same rates, episode by episode: every start of a task is easier or harder, for all policies alike."""
+
+    def outcomes(run, rates):
+        strings = {}
+        for task, rate in rates.items():
+            key = zlib.crc32(f"{task} {run.seed if starts_by_seed else ''}".encode())
+            hardness = np.random.default_rng(key).permutation(run.n_episodes)
+            strings[task] = "".join("01"[int(start < round(rate * run.n_episodes))] for start in hardness)
+        return strings
+
+    return [
+        replace(
+            run,
+            base_episodes=outcomes(run, run.base),
+            after_episodes=outcomes(run, run.after),
+            starts_by_seed=starts_by_seed,
+        )
+        for run in runs
+    ]
+
+
 def made_sequences(seeds=(0, 1), policy="smolvla", methods=METHODS, n_episodes=20):
     rng = np.random.default_rng(11)
     wanted = [made for made in methods if (made.method, made.frames) in {("naive", 0), ("er", 20), ("craft", 20)}]
@@ -123,7 +145,7 @@ def _run(rng, policy, scenario, seed, made, base, n):
         scenario=scenario,
         role=role,
         new_task=new,
-        same_scene=same,
+        same_scene=[same],
         anchors=Anchors(made.source, frames, frames * 3_100, frames * 900, made.all_frames),
         base=base,
         after=after,
@@ -158,7 +180,7 @@ def _sequence(rng, policy, seed, made, n):
             **{name: getattr(first, name) for name in first.__dataclass_fields__},
             "scenario": "five tasks",
             "new_task": learnt[-1],
-            "same_scene": None,
+            "same_scene": [],
             "anchors": replace(first.anchors, frames=frames),
             "base": base,
             "after": stages[-1].after,

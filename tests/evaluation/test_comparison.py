@@ -5,7 +5,7 @@ import pytest
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.evaluation.comparison import OWN_VALUE, compare_with
 from lerobot_craft.evaluation.results import Knob
-from tests.evaluation.made_results import made_runs
+from tests.evaluation.made_results import made_runs, with_episodes
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,33 @@ def test_the_difference_is_the_mean_over_pairs(runs):
     theirs = [run.after[t] for run in final if (run.method, run.anchors.frames) == ("er", 20) for t in run.old_tasks]
     assert first.old_mean.value == pytest.approx(sum(ours) / len(ours) - sum(theirs) / len(theirs))
     assert first.old_mean.low < first.old_mean.value < first.old_mean.high
+
+
+def test_runs_are_paired_by_start(runs):
+    ours, theirs = ([r for r in runs if (r.method, r.frames, r.role) == (m, 20, "final")] for m in ("craft", "er"))
+    alike = [replace(a, after=b.after) for a, b in zip(ours, theirs, strict=True)]
+    (paired,), (unpaired,) = (
+        compare_with(found, "er") for found in (with_episodes([*alike, *theirs]), [*alike, *theirs])
+    )
+    assert paired.old_mean.value == unpaired.old_mean.value == 0.0
+    # Each start has one outcome on both sides: the difference is surer than the rates are.
+    assert paired.old_mean.high - paired.old_mean.low < 0.7 * (unpaired.old_mean.high - unpaired.old_mean.low)
+
+
+def test_methods_are_compared_at_equal_tier_and_rollouts(runs):
+    def given(method, **fields):
+        return [replace(r, **fields) for r in runs if (r.method, r.frames, r.role) == (method, 20, "final")]
+
+    reference = given("er", tier="rollouts", rollouts=3)
+    assert [row.rollouts for row in compare_with([*reference, *given("craft", tier="rollouts", rollouts=3)], "er")] == [
+        3
+    ]
+    for fields in (
+        {"tier": "rollouts", "rollouts": 10},
+        {"tier": "frames"},
+        {"view": "seen", "tier": "rollouts", "rollouts": 3},
+    ):
+        assert compare_with([*reference, *given("craft", **fields)], "er") == []
 
 
 def test_a_run_without_a_partner_is_left_out(runs):

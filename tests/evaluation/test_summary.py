@@ -7,7 +7,7 @@ import pytest
 from lerobot_craft.evaluation.intervals import newcombe, wilson
 from lerobot_craft.evaluation.results import Knob, read_results
 from lerobot_craft.evaluation.summary import collect, summarise, summarise_sequences
-from tests.evaluation.made_results import METHODS, SCENES, made_runs, made_sequences
+from tests.evaluation.made_results import METHODS, SCENES, made_runs, made_sequences, with_episodes
 
 STORED = sorted((Path(__file__).parents[2] / "benchmarks" / "results").glob("bench-*.json"))
 
@@ -47,7 +47,7 @@ def test_a_base_that_scenarios_share_is_counted_once(runs):
     plain = {(r.scenario, r.seed): r for r in runs if (r.method, r.role) == ("naive", "final")}
     tasks = dict.fromkeys(("reach", "plate", "lock"), 1.0)
     shared = [
-        replace(r, base=tasks | {"new": 0.0}, after=tasks | {"new": 1.0}, new_task="new", same_scene=None, trunk="t")
+        replace(r, base=tasks | {"new": 0.0}, after=tasks | {"new": 1.0}, new_task="new", same_scene=[], trunk="t")
         for r in plain.values()
     ]
     base, row = summarise(shared)
@@ -66,7 +66,7 @@ def test_means_are_those_of_the_runs(rows, runs):
     lost = [r.base[task] - r.after[task] for r in own for task in r.old_tasks]
     assert row.old_mean.value == pytest.approx(sum(old) / len(old))
     assert row.forgotten.value == pytest.approx(sum(lost) / len(lost))
-    assert row.same_scene.value == pytest.approx(sum(r.after[r.same_scene] for r in own) / 9)
+    assert row.same_scene.value == pytest.approx(sum(r.after[r.same_scene[0]] for r in own) / 9)
     assert row.new.value == pytest.approx(sum(r.after[r.new_task] for r in own) / 9)
     assert row.bytes == 20 * 3100
 
@@ -107,8 +107,124 @@ def test_another_value_of_a_knob_is_another_row(runs):
 
 
 def test_no_same_scene_task_gives_no_same_scene_rate(runs):
-    alone = [replace(r, same_scene=None) for r in runs if r.method == "naive"]
+    alone = [replace(r, same_scene=[]) for r in runs if r.method == "naive"]
     assert row_of(summarise(alone), "naive").same_scene is None
+
+
+def test_elsewhere_and_same_scene_are_all_old_tasks(rows, runs):
+    own = [r for r in runs if (r.method, r.anchors.frames, r.role) == ("er", 20, "final")]
+    row = row_of(rows, "er", 20)
+    assert row.elsewhere.value == pytest.approx(sum(r.after[t] for r in own for t in r.elsewhere) / 36)
+    assert row.old_mean.value == pytest.approx((row.same_scene.value + 4 * row.elsewhere.value) / 5)
+    everywhere = [replace(r, same_scene=r.old_tasks) for r in own]
+    (_, row) = summarise(everywhere)
+    assert (row.elsewhere, row.same_scene) == (None, row.old_mean)
+
+
+def test_what_is_kept_is_a_ratio_of_means(rows, runs):
+    own = [r for r in runs if (r.method, r.anchors.frames, r.role) == ("er", 20, "final")]
+    row = row_of(rows, "er", 20)
+    before, after = (sum(getattr(r, side)[t] for r in own for t in r.old_tasks) for side in ("base", "after"))
+    assert row.kept.value == pytest.approx(after / before)
+    assert row.kept.low < row.kept.value < row.kept.high
+    assert (rows[0].kept.value, rows[0].kept.low) == (1.0, None)
+
+
+def test_nothing_changed_is_still_not_certain(runs):
+    own = [replace(r, after=r.base) for r in runs if r.method == "naive" and r.role == "final"]
+    (_, row) = summarise(with_episodes(own))
+    assert row.kept.value == 1.0
+    assert row.kept.low < 0.999 < 1.001 < row.kept.high
+
+
+def test_of_what_could_not_be_done_before_nothing_is_kept(runs):
+    (_, row) = summarise([replace(r, base=dict.fromkeys(r.base, 0.0)) for r in runs[:1]])
+    assert (row.kept, row.worst, row.worst_task) == (None, None, None)
+
+
+def test_the_worst_task_is_one_of_a_scenario_over_its_seeds(runs):
+    own = [r for r in runs if r.method == "naive" and r.role == "final"]
+    even = [replace(r, base=dict.fromkeys(r.base, 0.8), after=dict.fromkeys(r.after, 0.8)) for r in own]
+
+    def lowered(run):
+        # 0 in one of three seeds; lower in each seed of one scenario; and a task that could not be done before.
+        after = run.after | ({"reach": 0.0} if run.seed == 0 else {})
+        after |= {"plate-slide": 0.4, "door-lock": 0.0} if run.scenario == "drawer" else {}
+        return replace(run, after=after, base=run.base | {"door-lock": 0.0})
+
+    (base, row) = summarise(map(lowered, even))
+    assert (row.worst, row.worst_task) == (pytest.approx(0.5), "plate-slide (drawer)")
+    assert (base.worst, base.worst_task) == (None, None)
+    (_, row) = summarise(lowered(r) for r in even if r.scenario == "window")
+    assert (row.worst, row.worst_task) == (pytest.approx(2 / 3), "reach")
+
+
+def test_clusters_are_counted(runs):
+    own = [r for r in runs if r.method == "naive" and r.role == "final"]
+    (_, row) = summarise(own)
+    assert (row.n_scenarios, row.n_seeds, row.n_bases, row.n_runs, row.n_starts) == (3, 3, 9, 9, 20)
+    (base, row) = summarise(replace(r, trunk="t", starts_by_seed=True) for r in own)
+    assert (row.n_scenarios, row.n_seeds, row.n_bases, row.n_runs, row.n_starts) == (3, 3, 3, 9, 60)
+    assert (base.n_bases, base.n_starts) == (3, 60)
+
+
+@pytest.mark.parametrize("by_seed", [True, False])
+def test_wilson_counts_every_start_state_once(runs, by_seed):
+    perfect = [replace(r, after=dict.fromkeys(r.after, 1.0)) for r in runs if r.method == "naive" and r.role == "final"]
+    (_, row) = summarise(with_episodes(perfect, starts_by_seed=by_seed))
+    seeds = 3 if by_seed else 1
+    for estimate, tasks in ((row.old_mean, 4 + 3), (row.same_scene, 3), (row.elsewhere, 4), (row.new, 3)):
+        n = 20 * seeds * tasks  # four tasks are in all three scenarios: that adds no start state
+        assert (estimate.low, estimate.high) == pytest.approx(wilson(n, n))
+
+
+def test_starts_that_seeds_share_make_wider_intervals(runs):
+    own, shared = (
+        row_of(summarise(with_episodes(runs, starts_by_seed=by_seed)), "er", 20).old_mean for by_seed in (True, False)
+    )
+    assert shared.value == own.value
+    assert shared.high - shared.low > own.high - own.low
+
+
+def test_a_base_policy_is_also_measured_blindfolded(runs):
+    blind = [replace(r, blind=dict.fromkeys(r.old_tasks, 0.25) | {r.new_task: 1.0}) for r in runs if r.role == "final"]
+    rows = summarise(blind)
+    assert rows[0].blind.value == 0.25
+    assert rows[0].blind.low < 0.25 < rows[0].blind.high
+    assert {row.blind for row in rows[1:]} == {None}
+    assert summarise(runs)[0].blind is None
+
+
+def test_the_new_task_is_compared_with_plain_fine_tuning_from_the_same_starts(runs):
+    ours, plain = ([r for r in runs if (r.method, r.frames, r.role) == (m, 0, "final")] for m in ("craft", "naive"))
+    rows = {row.method: row for row in summarise(with_episodes([*ours, *plain]))}
+    lost = [a.after[a.new_task] - b.after[b.new_task] for a, b in zip(ours, plain, strict=True)]
+    found = rows["craft"].new_vs_plain
+    assert found.value == pytest.approx(sum(lost) / 9)
+    assert found.low < found.value < found.high
+    assert rows["naive"].new_vs_plain is rows["base"].new_vs_plain is None
+    unpaired = {row.method: row for row in summarise([*ours, *plain])}["craft"].new_vs_plain
+    assert unpaired.value == pytest.approx(found.value)
+
+
+def test_without_plain_fine_tuning_of_every_base_and_as_many_steps_there_is_no_difference(runs):
+    ours, plain = ([r for r in runs if (r.method, r.frames, r.role) == (m, 0, "final")] for m in ("craft", "naive"))
+    for partners in ([], plain[1:], [replace(r, steps=1600) for r in plain]):
+        assert row_of(summarise([*ours, *partners]), "craft").new_vs_plain is None
+
+
+def test_runs_with_other_rollouts_tiers_or_views_are_not_averaged(runs):
+    own = [r for r in runs if r.method == "naive" and r.role == "final"]
+    given = [{"tier": "nothing"}, {"tier": "instructions"}, {"tier": "rollouts", "rollouts": 3}]
+    given += [{"tier": "rollouts", "rollouts": 10}, {"tier": "nothing", "view": "seen"}]
+    rows = [row for row in summarise(replace(r, **fields) for fields in given for r in own) if row.method != "base"]
+    assert [(row.tier, row.rollouts, row.view, row.n_runs) for row in rows] == [
+        ("nothing", 0, "told", 9),
+        ("instructions", 0, "told", 9),
+        ("rollouts", 3, "told", 9),
+        ("rollouts", 10, "told", 9),
+        ("nothing", 0, "seen", 9),
+    ]
 
 
 def test_sequences_have_rows_of_their_own():

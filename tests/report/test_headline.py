@@ -30,10 +30,23 @@ def plain(text):
 
 def test_the_sentence_is_made_from_the_numbers(rows):
     assert plain(say(rows)) == (
-        "smolvla: plain fine-tuning takes success on the old tasks from 99 % to 31 %, and on the one that shares the "
-        "new task's scene from 50 % to 16 %. CRaFT leaves 92 % without any old frame, 97 % with 20 old frames (same "
+        "smolvla: plain fine-tuning takes success on the old tasks from 99 % to 31 %, and on those in the new "
+        "task's scene from 50 % to 16 %. CRaFT leaves 92 % without any old frame, 97 % with 20 old frames (same "
         "scene: 46 % and 48 %). The new task itself: 90 % after plain fine-tuning; 90 % and 90 % after CRaFT."
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"tier": "instructions"}, "CRaFT leaves 92 % with the instructions alone"),
+        ({"tier": "rollouts", "rollouts": 3}, "CRaFT leaves 92 % with 3 rollouts per old task"),
+        ({"tier": "frames", "frames": 20}, "CRaFT leaves 92 % with 20 old frames"),
+        ({"tier": "everything", "frames": None}, "CRaFT leaves 92 % with all old frames"),
+    ],
+)
+def test_it_says_what_the_user_has(rows, fields, said):
+    assert said in plain(say([*rows[:2], replace(rows[2], **fields)]))
 
 
 def test_bad_news_is_told_as_well(rows):

@@ -7,7 +7,7 @@ from lerobot_craft.evaluation.results import Drift, Filmstrip, write_results
 from lerobot_craft.evaluation.summary import collect
 from lerobot_craft.report.inputs import Inputs, Source, load_inputs
 from lerobot_craft.report.page import render, together
-from tests.evaluation.made_results import METHODS, made_media, made_runs, made_sequences
+from tests.evaluation.made_results import METHODS, made_media, made_runs, made_sequences, with_episodes
 from tests.report.html_checks import (
     assert_cards_stay_tables,
     assert_pictures_are_told,
@@ -90,6 +90,38 @@ def test_it_says_how_it_was_measured(page):
     assert "craft train --policy.path=base --seed=0 --craft.method=craft" in text
 
 
+def test_single_episodes_blindfolds_and_tiers_are_shown():
+    made = made_runs(seeds=(0, 1), policies=("smolvla",), methods=METHODS[:2], scenes=["window", "push"])
+    tiers = {"naive": {"tier": "nothing"}, "er": {"tier": "rollouts", "rollouts": 3}}
+    runs = [
+        replace(run, **tiers[run.method], view="seen", blind=dict.fromkeys(run.base, 0.05))
+        for run in with_episodes(made)
+    ]
+    page = page_of(Source(results_of(runs), []))
+    assert_sound(page)
+    text = outline(page).text
+    assert "smolvla, object only in the picture: scenarios kept for the final table" in text
+    assert "n = 20 starts x 2 seeds per task, each seed with its own; 95 % intervals resample" in text
+    assert "Every seed drew its own start states. The bootstrap draws start states too" in text
+    assert "3 rollouts per task" in text
+    for column in (
+        "elsewhere",
+        "old tasks, blindfolded",
+        "kept of before",
+        "worst single task",
+        "new task against plain",
+    ):
+        assert f'data-label="{column}"' in page
+
+
+def test_all_old_tasks_may_share_the_scene():
+    runs = made_runs(seeds=(0,), policies=("smolvla",), methods=METHODS[:1], scenes=["window"])
+    page = page_of(Source(results_of([replace(run, same_scene=run.old_tasks) for run in runs]), []))
+    assert page.count("<small>same scene</small>") == 5
+    assert "<small>old</small>" not in page
+    assert 'data-label="elsewhere"' not in page
+
+
 def test_a_setting_chosen_on_a_final_scenario_is_owned_up_to():
     runs = made_runs(seeds=(0,), policies=("smolvla",), methods=METHODS[-2:])
     leaked = [replace(r, knob=replace(r.knob, swept_on=["window"])) if r.knob else r for r in runs]
@@ -105,7 +137,7 @@ def test_whatever_a_label_says_the_page_stays_sound():
             scenario=HOSTILE,
             command=HOSTILE,
             new_task=HOSTILE,
-            same_scene=None,
+            same_scene=[],
             base={HOSTILE: 0.0, "<i>": 1.0},
             after={HOSTILE: 1.0, "<i>": 0.5},
         )
@@ -142,7 +174,7 @@ def test_two_files_become_one_page_and_a_run_in_both_is_refused():
     first, second = (
         results_of(made_runs(seeds=(seed,), policies=("smolvla",), methods=METHODS[:2])) for seed in (0, 1)
     )
-    assert "3 scenarios (window, drawer, push), 2 seeds, 6 runs per row" in page_of(
+    assert "3 scenarios (window, drawer, push), 2 seeds, 6 base policies, 6 runs per row" in page_of(
         Source(first, []), Source(second, [])
     )
     with pytest.raises(CraftError, match="is there twice"):

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from lerobot_craft.evaluation.intervals import CONFIDENCE, FloatArray
-from lerobot_craft.evaluation.results import Correlation, Correlations, Run
+from lerobot_craft.evaluation.results import Correlation, Correlations, Run, policy_name
 
 _FEWEST_PAIRS = 4  # three points are ordered by chance in one case of three
 _FEWEST_GROUPS = 3
@@ -26,11 +26,11 @@ class Pair:
 
 
 def correlate(runs: Iterable[Run]) -> dict[str, Correlations]:
-    """Correlations of each policy's runs that learnt one task; drifts of different policies have no common unit."""
+    """Correlations of the runs that learnt one task, by policy: drifts of different policies have no common unit."""
     policies: dict[str, list[Run]] = {}
     for run in runs:
         if run.stages is None:
-            policies.setdefault(run.policy, []).append(run)
+            policies.setdefault(policy_name(run.policy, run.view), []).append(run)
     return {
         policy: Correlations(
             action_per_run=spearman_of(pairs_per_run(own, "action")),

@@ -1,4 +1,4 @@
-"""`results.json`, schema 1: what was run, what came out, and the summary of it. Read strictly, written atomically."""
+"""`results.json`, schema 2: what was run, what came out, and the summary of it. Read strictly, written atomically."""
 
 import math
 from collections.abc import Iterable
@@ -11,9 +11,21 @@ from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.versioned import read_versioned
 
-SCHEMA = 1
+SCHEMA = 2
 
 Role = Literal["tuning", "final"]
+# What the policy observes: the object's place in its state, or the object in the picture only.
+View = Literal["told", "seen"]
+# What the user has of the old tasks: nothing, their instructions, episodes of the policy itself, frames of the old
+# data, or all of the old data.
+Tier = Literal["nothing", "instructions", "rollouts", "frames", "everything"]
+
+_RATE_ROUNDING = 1e-9
+
+
+def policy_name(policy: str, view: View) -> str:
+    """A policy's name, with what it observes if that is not the usual."""
+    return policy if view == "told" else f"{policy}, object only in the picture"
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,7 @@ class Run:
         method: Name on the command line; `label` is the name for people.
         role: `tuning` for scenarios on which settings were chosen, `final` for those that were kept for the table.
         new_task: What was learnt; the last task of a sequence.
-        same_scene: The old task that shares the new one's scene and differs by its instruction only; None without one.
+        same_scene: The old tasks that share the new one's scene: none, some or all of them.
         base: Success rate of every task before fine-tuning, the new ones included.
         after: The same tasks afterwards.
         stages: None, or one entry per task of a sequence, in order.
@@ -79,6 +91,13 @@ class Run:
         step_overhead: Time of a step over one of plain fine-tuning; None for plain fine-tuning itself.
         command: The line that repeats the run.
         trunk: Scenarios of one trunk begin with the same base policy, seed by seed; None for one of its own.
+        view: What the policy observes.
+        tier: What the method was given of the old tasks; None in files that do not say.
+        rollouts: The base policy's own episodes per old task that the method was given.
+        blind: Success rate of the base policy with a black picture, by task; empty if not measured.
+        base_episodes: `base`, episode by episode: "1" or "0" per start state, in order; empty if not kept.
+        after_episodes: `after` likewise, from the same start states.
+        starts_by_seed: Whether every seed drew its own start states. If not, all seeds share those of a task.
     """
 
     method: str
@@ -88,7 +107,7 @@ class Run:
     scenario: str
     role: Role
     new_task: str
-    same_scene: str | None
+    same_scene: list[str]
     anchors: Anchors
     base: dict[str, float]
     after: dict[str, float]
@@ -103,6 +122,13 @@ class Run:
     knob: Knob | None
     command: str
     trunk: str | None = None
+    view: View = "told"
+    tier: Tier | None = None
+    rollouts: int = 0
+    blind: dict[str, float] = field(default_factory=dict)
+    base_episodes: dict[str, str] = field(default_factory=dict)
+    after_episodes: dict[str, str] = field(default_factory=dict)
+    starts_by_seed: bool = False
 
     @property
     def new_tasks(self) -> list[str]:
@@ -116,10 +142,25 @@ class Run:
         return [task for task in self.base if task not in new]
 
     @property
+    def elsewhere(self) -> list[str]:
+        """Old tasks that do not share the new task's scene."""
+        return [task for task in self.old_tasks if task not in self.same_scene]
+
+    @property
+    def base_policy(self) -> tuple[str, View, str, int]:
+        """Runs with the same one began with the same policy."""
+        return self.policy, self.view, self.trunk or self.scenario, self.seed
+
+    @property
     def frames(self) -> int | None:
-        """Old frames as a setting of the method, in a sequence of each task; None where it takes all there are."""
+        """Old frames as a setting of the method, in a sequence of each task; None where it takes all there are.
+
+        0 for rollouts: their number is the setting, and their length is not.
+        """
         if self.anchors.all_frames:
             return None
+        if self.rollouts:
+            return 0
         if self.stages is None:
             return self.anchors.frames
         before_the_last = len(self.base) - 1  # tasks whose frames are there when the last one is learnt
@@ -143,25 +184,49 @@ class Summary:
     Attributes:
         method: As in `Run`; `base` is the policy before fine-tuning.
         frames: Old frames; None where the method takes all there are.
+        n_bases: Different base policies.
         n_episodes: Episodes per task and run; the smallest number if runs differ.
+        n_starts: Different start states per task: episodes, times seeds if each drew its own.
+        resamples_starts: Whether the intervals resample start states as well, which takes single episodes.
         old_mean: Success on old tasks afterwards: mean over scenarios of the mean over seeds of the mean over tasks.
+        same_scene: The same over old tasks that share the new task's scene; None without any.
+        elsewhere: The same over the other old tasks; None without any.
+        blind: Success of base policies on old tasks with a black picture; None for methods, or if not measured.
         forgotten: Success on old tasks before minus after.
+        kept: Success on old tasks after over before, a ratio of means; None if it was 0 before.
+        worst: Lowest ratio of after over before of a single task of a scenario, over its seeds; None for base policies.
+        worst_task: That task, with its scenario where the row has several.
+        new_vs_plain: Success on the new task minus that of plain fine-tuning from the same base policies and start
+            states, after as many steps; None without such runs.
         train_seconds: Mean over runs, as are `step_overhead`, `bytes` and `cached_bytes`.
     """
 
     method: str
     label: str
     policy: str
+    view: View
     role: Role
+    tier: Tier | None
+    rollouts: int
     frames: int | None
     n_runs: int
     n_seeds: int
+    n_scenarios: int
+    n_bases: int
     scenarios: list[str]
     n_episodes: int
+    n_starts: int
+    resamples_starts: bool
     old_mean: Estimate
     same_scene: Estimate | None
+    elsewhere: Estimate | None
     new: Estimate
+    blind: Estimate | None
     forgotten: Estimate
+    kept: Estimate | None
+    worst: float | None
+    worst_task: str | None
+    new_vs_plain: Estimate | None
     train_seconds: float | None
     step_overhead: float | None
     bytes: int
@@ -173,13 +238,17 @@ class Summary:
 class SequenceSummary:
     """One method over sequences of tasks, in LIBERO's scores (`evaluation.continual` has the definitions).
 
-    `frames` are old frames of each task; None where the method takes all there are.
+    `frames` are old frames of each task; None where the method takes all there are. The other fields are as in
+    `Summary`.
     """
 
     method: str
     label: str
     policy: str
+    view: View
     role: Role
+    tier: Tier | None
+    rollouts: int
     frames: int | None
     n_runs: int
     n_seeds: int
@@ -272,14 +341,15 @@ def read_results(path: Path) -> Results:
 
 
 def check_runs(runs: Iterable[Run]) -> None:
-    """Refuses rates outside [0, 1], tasks that were measured on one side only, and the same run twice."""
+    """Refuses rates outside [0, 1] or other than their episodes', tasks measured on one side, and runs given twice."""
     seen: set[object] = set()
     for i, run in enumerate(runs):
         where = f"runs[{i}] ({run.label}, {run.scenario}, seed {run.seed})"
-        if problem := _problem(run):
+        if problem := _problem(run) or _tier_problem(run) or _episodes_problem(run):
             raise CraftError(f"{where}: {problem}.")
         knob = None if run.knob is None else (run.knob.flag, run.knob.value)
-        key = (run.policy, run.scenario, run.seed, run.role, run.method, run.label, run.frames, knob)
+        given = (run.tier, run.rollouts, run.frames)
+        key = (run.policy, run.view, run.scenario, run.seed, run.role, run.method, run.label, given, knob)
         if key in seen:
             raise CraftError(f"{where} is there twice: it would count twice. Remove one of them.")
         seen.add(key)
@@ -294,12 +364,40 @@ def _problem(run: Run) -> str | None:
         return f"the new task {missing[0]!r} has no success rate"
     if not run.old_tasks:
         return "there is no old task in it"
-    if run.same_scene is not None and run.same_scene not in run.old_tasks:
-        return f"the same-scene task {run.same_scene!r} is none of the old tasks"
+    if strange := [task for task in run.same_scene if task not in run.old_tasks]:
+        return f"the same-scene task {strange[0]!r} is none of the old tasks"
+    if len(set(run.same_scene)) < len(run.same_scene):
+        return f"same_scene names a task twice ({', '.join(run.same_scene)})"
     if run.stages is not None and (not run.stages or any(set(stage.after) != set(run.base) for stage in run.stages)):
         return "a sequence needs stages, and every stage a success rate for each task"
-    tables = [run.base, run.after, *(stage.after for stage in run.stages or ())]
+    if strange := sorted(set(run.blind) - set(run.base)):
+        return f"blind has the task {strange[0]!r}, which base has not"
+    tables = [run.base, run.after, run.blind, *(stage.after for stage in run.stages or ())]
     for task, rate in (item for table in tables for item in table.items()):
         if not 0 <= rate <= 1:
             return f"the success rate of {task!r} is {rate}, expected a number from 0 to 1"
+    return None
+
+
+def _tier_problem(run: Run) -> str | None:
+    if run.rollouts < 0:
+        return f"rollouts is {run.rollouts}, expected at least 0"
+    if (run.tier == "rollouts") != (run.rollouts > 0):
+        return f"rollouts is {run.rollouts} in the tier {run.tier!r}; only the tier 'rollouts' has any, and it has some"
+    if run.tier in ("nothing", "instructions") and run.frames != 0:
+        return f"the tier {run.tier!r} has no old frames, but anchors.frames is {run.anchors.frames}"
+    return None
+
+
+def _episodes_problem(run: Run) -> str | None:
+    tables = {"base": (run.base, run.base_episodes), "after": (run.after, run.after_episodes)}
+    for name, (rates, episodes) in tables.items():
+        if episodes and set(episodes) != set(rates):
+            return f"{name} and {name}_episodes differ in the task {sorted(set(rates) ^ set(episodes))[0]!r}"
+        for task, outcomes in episodes.items():
+            if set(outcomes) - {"0", "1"} or len(outcomes) != run.n_episodes:
+                return f"{name}_episodes of {task!r} is {outcomes!r:.80}, expected {run.n_episodes} characters 0 or 1"
+            rate = outcomes.count("1") / run.n_episodes
+            if abs(rate - rates[task]) > _RATE_ROUNDING:
+                return f"{name} has {rates[task]} for {task!r}, but {name}_episodes has {rate}"
     return None

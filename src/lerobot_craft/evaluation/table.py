@@ -1,10 +1,13 @@
 """The summary as Markdown: what a terminal shows and a README quotes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from lerobot_craft.evaluation.results import Estimate, Knob, Role, SequenceSummary, Summary
+from lerobot_craft.evaluation.results import Estimate, Knob, Role, SequenceSummary, Summary, Tier, View, policy_name
 
 MINUS = "−"
+KEPT = "kept of before"
+AGAINST_PLAIN = "new task against plain"
 _ROLES: dict[Role, str] = {
     "final": "scenarios kept for this table",
     "tuning": "scenarios on which settings were chosen",
@@ -12,29 +15,86 @@ _ROLES: dict[Role, str] = {
 
 
 def summary_table(rows: Sequence[Summary]) -> str:
-    """One Markdown table per policy and role, with intervals, seeds and n below the title."""
+    """One Markdown table per policy, view and role, with what stands behind it above."""
     blocks = []
     for group in grouped(rows):
         first = group[0]
+        columns = columns_of(group)
         lines = [
-            f"**{first.policy}**, {_ROLES[first.role]}: {sample_size(group)}",
+            f"**{policy_name(first.policy, first.view)}**, {_ROLES[first.role]}: {design(group)}",
             "",
-            "| method | old frames | old tasks | same scene | new task | forgotten |",
-            "|---|---|---|---|---|---|",
+            f"| the user has | method | {' | '.join(columns)} |",
+            "|---" * (len(columns) + 2) + "|",
         ]
         for row in group:
-            forgotten = "" if row.train_seconds is None else format_estimate(row.forgotten)
-            cells = (
-                cell(name_of(row.label, row.knob)),
-                frames_of(row),
-                format_estimate(row.old_mean),
-                format_estimate(row.same_scene),
-                format_estimate(row.new),
-                forgotten,
-            )
+            cells = (given(row), cell(name_of(row.label, row.knob)), *(_entry(of(row)) for of in columns.values()))
             lines.append(f"| {' | '.join(cells)} |")
         blocks.append("\n".join([*lines, *_below(group)]))
     return "\n\n".join(blocks)
+
+
+def columns_of(rows: Sequence[Summary]) -> dict[str, Callable[[Summary], Estimate | str | None]]:
+    """Columns that some row has something for, each with what it shows of a row: None where a number is missing.
+
+    Without any task in the new one's scene all old tasks are elsewhere, and it needs no column.
+    """
+    columns: dict[str, Callable[[Summary], Estimate | str | None]] = {"old tasks": lambda row: row.old_mean}
+    if any(row.same_scene for row in rows):
+        columns["same scene"] = lambda row: row.same_scene
+        if any(row.elsewhere for row in rows):
+            columns["elsewhere"] = lambda row: row.elsewhere
+    columns["new task"] = lambda row: row.new
+    if any(row.blind for row in rows):
+        columns["old tasks, blindfolded"] = lambda row: row.blind or ""
+    if any(row.kept for row in rows if row.train_seconds is not None):
+        columns[KEPT] = lambda row: "" if row.train_seconds is None else row.kept
+    if any(row.worst is not None for row in rows):
+        columns["worst single task"] = _worst
+    if any(row.new_vs_plain for row in rows):
+        columns[AGAINST_PLAIN] = lambda row: row.new_vs_plain or ""
+    return columns
+
+
+def _worst(row: Summary) -> str:
+    return "" if row.worst is None else f"{number(row.worst)} {row.worst_task}"
+
+
+def _entry(shown: Estimate | str | None) -> str:
+    return cell(shown) if isinstance(shown, str) else format_estimate(shown)
+
+
+class Given(Protocol):
+    """Anything that says what a method was given of the old tasks."""
+
+    @property
+    def tier(self) -> Tier | None:
+        """As in `Run`."""
+
+    @property
+    def rollouts(self) -> int:
+        """As in `Run`."""
+
+    @property
+    def frames(self) -> int | None:
+        """As in `Run`."""
+
+
+def given(row: Summary) -> str:
+    """What the user has of the old tasks; a base was not fine-tuned and needs none of it."""
+    return "" if row.train_seconds is None else given_to(row)
+
+
+def given_to(method: Given) -> str:
+    """What the user has of the old tasks, in words; nothing where that is nothing."""
+    if method.tier == "nothing":
+        return ""
+    if method.tier == "instructions":
+        return "instructions"
+    if method.tier == "rollouts":
+        return f"{_plural(method.rollouts, 'rollout')} per task"
+    if method.tier == "everything" or method.frames is None:
+        return "all old data"
+    return _plural(method.frames, "frame") if method.frames else "no old frames"
 
 
 def sequence_table(rows: Sequence[SequenceSummary]) -> str:
@@ -43,15 +103,15 @@ def sequence_table(rows: Sequence[SequenceSummary]) -> str:
     for group in grouped(rows):
         first = group[0]
         lines = [
-            f"**{first.policy}**, sequences, {_ROLES[first.role]}: {sample_size(group)}",
+            f"**{policy_name(first.policy, first.view)}**, sequences, {_ROLES[first.role]}: {sample_size(group)}",
             "",
-            "| method | old frames per task | NBT, all tasks | NBT, new tasks | AUC, all tasks | FWT "
+            "| method | the user has per old task | NBT, all tasks | NBT, new tasks | AUC, all tasks | FWT "
             "| base tasks at the end |",
             "|---|---|---|---|---|---|---|",
         ]
         for row in group:
             scores = (row.nbt_all, row.nbt_new, row.auc_all, row.fwt_new, row.final_base)
-            cells = (cell(name_of(row.label, row.knob)), frames(row.frames), *map(format_estimate, scores))
+            cells = (cell(name_of(row.label, row.knob)), given_to(row), *map(format_estimate, scores))
             lines.append(f"| {' | '.join(cells)} |")
         blocks.append("\n".join([*lines, *_below(group)]))
     return "\n\n".join(blocks)
@@ -83,36 +143,47 @@ def _below(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> list[str]:
 
 
 def grouped[Row: (Summary, SequenceSummary)](rows: Iterable[Row]) -> list[list[Row]]:
-    """Rows of one policy and role together, in the order in which they came."""
-    groups: dict[tuple[str, Role], list[Row]] = {}
+    """Rows of one policy, view and role together, in the order in which they came."""
+    groups: dict[tuple[str, View, Role], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.policy, row.role), []).append(row)
+        groups.setdefault((row.policy, row.view, row.role), []).append(row)
     return list(groups.values())
 
 
 def sample_size(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> str:
-    """How much stands behind the rows, in words."""
-    scenarios = dict.fromkeys(name for row in rows for name in row.scenarios)
+    """How much stands behind the rows, in a few words."""
     return (
-        f"{_plural(len(scenarios), 'scenario')} ({', '.join(scenarios)}), "
-        f"{_range([row.n_seeds for row in rows], 'seed')}, {_range([row.n_runs for row in rows], 'run')} per row, "
+        f"{_scenarios(rows)}, {_range([row.n_seeds for row in rows], 'seed')}, "
+        f"{_range([row.n_runs for row in rows], 'run')} per row, "
         f"n = {_range([row.n_episodes for row in rows], 'episode')} per task and run, 95 % intervals"
     )
+
+
+def design(rows: Sequence[Summary]) -> str:
+    """What stands behind the rows: clusters of every kind, whether seeds share starts, what intervals resample."""
+    seeds = [row.n_seeds for row in rows]
+    n = _range([row.n_episodes for row in rows], "start")
+    if any(row.n_starts > row.n_episodes for row in rows):
+        n += f" x {_range(seeds, 'seed')} per task, each seed with its own"
+    else:
+        n += " per task" if max(seeds) == 1 else " per task, the same for all seeds"
+    drawn = "seeds, tasks and starts" if all(row.resamples_starts for row in rows) else "seeds and tasks"
+    return (
+        f"{_scenarios(rows)}, {_range(seeds, 'seed')}, "
+        f"{_range([row.n_bases for row in rows], 'base policy', 'base policies')}, "
+        f"{_range([row.n_runs for row in rows], 'run')} per row; n = {n}; "
+        f"95 % intervals resample scenarios, {drawn}"
+    )
+
+
+def _scenarios(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> str:
+    scenarios = dict.fromkeys(name for row in rows for name in row.scenarios)
+    return f"{_plural(len(scenarios), 'scenario')} ({', '.join(scenarios)})"
 
 
 def name_of(label: str, knob: Knob | None) -> str:
     """A method's name with the setting that was swept."""
     return label if knob is None else f"{label} ({knob.flag.removeprefix('--').removeprefix('craft.')}={knob.value})"
-
-
-def frames(count: int | None) -> str:
-    """Old frames, or that all of them are needed."""
-    return "all" if count is None else f"{count:,}"
-
-
-def frames_of(row: Summary) -> str:
-    """Old frames of a row; a base was not fine-tuned and has none to speak of."""
-    return "" if row.train_seconds is None else frames(row.frames)
 
 
 def format_estimate(estimate: Estimate | None) -> str:
@@ -135,10 +206,10 @@ def cell(text: str) -> str:
     return " ".join(text.replace("|", "\\|").split())
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _plural(count: int, noun: str, plural: str | None = None) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {plural or f'{noun}s'}"
 
 
-def _range(counts: Sequence[int], noun: str) -> str:
+def _range(counts: Sequence[int], noun: str, plural: str | None = None) -> str:
     low, high = min(counts), max(counts)
-    return _plural(low, noun) if low == high else f"{low} to {high} {noun}s"
+    return _plural(low, noun, plural) if low == high else f"{low} to {high} {plural or f'{noun}s'}"

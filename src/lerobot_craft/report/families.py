@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from lerobot_craft.evaluation.results import Run, SequenceSummary, Summary
 from lerobot_craft.evaluation.summary import BASE
-from lerobot_craft.evaluation.table import frames, name_of
+from lerobot_craft.evaluation.table import given_to, name_of
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ def family_of(method: str) -> Family:
 
 
 def full_name(row: Summary | SequenceSummary | Run) -> str:
-    """Label, swept setting and old frames; the latter where they tell something, as "no frames" does of CRaFT."""
+    """Label, swept setting and what the user has; the latter where it tells something, as "no frames" does of CRaFT."""
     name = name_of(row.label, row.knob)
-    if row.frames == 0:
-        return f"{name}, no old frames" if family_of(row.method) is CRAFT else name
-    return f"{name}, {frames(row.frames)} frames"
+    if row.tier is None and row.frames == 0 and family_of(row.method) is not CRAFT:
+        return name
+    return f"{name}, {said}" if (said := given_to(row)) else name

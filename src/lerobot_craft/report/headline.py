@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from lerobot_craft.evaluation.results import Summary
+from lerobot_craft.evaluation.results import Summary, policy_name
 from lerobot_craft.evaluation.summary import BASE
 from lerobot_craft.evaluation.table import grouped
 from lerobot_craft.report.markup import Markup, element, fragment
@@ -27,19 +27,19 @@ def say(rows: Sequence[Summary]) -> str | None:
     sentences = [_taken(base, plain)] if plain else [f"success on the old tasks is {_old(base)} before fine-tuning."]
     if ours:
         sentences.append(_left(ours))
-    return f"{rows[0].policy}: {' '.join(sentences)} {_learnt(plain, ours)}"
+    return f"{policy_name(rows[0].policy, rows[0].view)}: {' '.join(sentences)} {_learnt(plain, ours)}"
 
 
 def _taken(base: Summary, plain: Summary) -> str:
     text = f"{plain.label} takes success on the old tasks from {_old(base)} to {_old(plain)}"
     if base.same_scene and plain.same_scene:
         before, after = _percent(base.same_scene.value), _percent(plain.same_scene.value)
-        text += f", and on the one that shares the new task's scene from {before} to {after}"
+        text += f", and on those in the new task's scene from {before} to {after}"
     return f"{text}."
 
 
 def _left(rows: Sequence[Summary]) -> str:
-    old = ", ".join(f"{_old(row)} {_frames(row)}" for row in rows)
+    old = ", ".join(f"{_old(row)} {_given(row)}" for row in rows)
     same = [_percent(row.same_scene.value) for row in rows if row.same_scene]
     return f"{rows[0].label} leaves {old}{f' (same scene: {_list(same)})' if same else ''}."
 
@@ -63,7 +63,11 @@ def _old(row: Summary) -> str:
     return _percent(row.old_mean.value)
 
 
-def _frames(row: Summary) -> str:
+def _given(row: Summary) -> str:
+    if row.tier == "instructions":
+        return "with the instructions alone"
+    if row.tier == "rollouts":
+        return f"with {row.rollouts:,} rollout{'' if row.rollouts == 1 else 's'} per old task"
     if row.frames is None:
         return "with all old frames"
     return f"with {row.frames:,} old frame{'' if row.frames == 1 else 's'}" if row.frames else "without any old frame"

@@ -1,10 +1,10 @@
 """Success of every method on every task, as coloured tables that can also be read without colour."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from lerobot_craft.evaluation.intervals import CONFIDENCE, Cell
-from lerobot_craft.evaluation.results import Estimate, Role, Run
-from lerobot_craft.evaluation.summary import BASE_LABEL, group_by_setting, rate
+from lerobot_craft.evaluation.intervals import CONFIDENCE
+from lerobot_craft.evaluation.results import Estimate, Role, Run, policy_name
+from lerobot_craft.evaluation.summary import BASE_LABEL, group_by_setting, rate, task_cells
 from lerobot_craft.evaluation.table import number
 from lerobot_craft.report.families import full_name
 from lerobot_craft.report.markup import Child, Markup, element, foreground, fragment
@@ -17,7 +17,7 @@ def heatmaps(runs: Sequence[Run]) -> Markup | None:
     """One table per policy and scenario, means over seeds; None without runs."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        groups.setdefault((run.policy, run.scenario), []).append(run)
+        groups.setdefault((policy_name(run.policy, run.view), run.scenario), []).append(run)
     if not groups:
         return None
     parts: dict[Role, list[Markup]] = {"final": [], "tuning": []}
@@ -28,13 +28,13 @@ def heatmaps(runs: Sequence[Run]) -> Markup | None:
 
 def _heatmap(policy: str, scenario: str, runs: Sequence[Run]) -> Markup:
     first = runs[0]
-    others = [task for task in first.old_tasks if task != first.same_scene]
-    # The pair that shares a scene comes first: it tells most, and a phone shows the first columns.
-    tasks = [first.same_scene, *first.new_tasks, *others] if first.same_scene else others + first.new_tasks
+    # What shares the new task's scene comes first: it tells most, and a phone shows the first columns.
+    near = [*first.same_scene, *first.new_tasks]
+    tasks = [*near, *first.elsewhere] if first.same_scene else [*first.elsewhere, *near]
     head = [element("th", task, *_mark(first, task), scope="col") for task in tasks]
     bases = list({run.seed: run for run in runs}.values())
-    rows = [_row(BASE_LABEL, tasks, bases, lambda run: run.base)]
-    rows += [_row(full_name(group[0]), tasks, group, lambda run: run.after) for group in group_by_setting(runs)]
+    rows = [_row(BASE_LABEL, tasks, bases, before=True)]
+    rows += [_row(full_name(group[0]), tasks, group) for group in group_by_setting(runs)]
     caption = f"{policy}, {scenario}: mean over seeds ({_seeds(runs)}), n = {_episodes(runs)} episodes per task and run"
     caption += f"; below each rate its {CONFIDENCE:.0%} interval"
     return grid(caption, [element("th", "method", scope="col"), *head], rows)
@@ -48,12 +48,12 @@ def grid(caption: str, head: Sequence[Markup], rows: Sequence[Markup]) -> Markup
     return fragment(element("p", caption, class_="about"), scrolled)
 
 
-def _row(label: str, tasks: Sequence[str], runs: Sequence[Run], of: Callable[[Run], dict[str, float]]) -> Markup:
+def _row(label: str, tasks: Sequence[str], runs: Sequence[Run], *, before: bool = False) -> Markup:
     cells = []
     for task in tasks:
-        measured = [run for run in runs if task in of(run)]
-        found = [Cell(run.scenario, run.seed, task, of(run)[task]) for run in measured]
-        cells.append(with_interval(rate(found, min(map(_n, measured)))) if found else element("td", "-"))
+        found = task_cells(runs, task, before=before)
+        n = min(run.n_episodes for run in runs)
+        cells.append(with_interval(rate(found, n, before=before)) if found else element("td", "-"))
     return element("tr", element("th", label, scope="row"), cells)
 
 
@@ -76,14 +76,10 @@ def colour(value: float) -> str:
     return f"#{red:02x}{green:02x}{blue:02x}"
 
 
-def _n(run: Run) -> int:
-    return run.n_episodes
-
-
 def _mark(run: Run, task: str) -> list[Child]:
     if task in run.new_tasks:
         return [element("small", "new")]
-    return [element("small", "same scene" if task == run.same_scene else "old")]
+    return [element("small", "same scene" if task in run.same_scene else "old")]
 
 
 def _seeds(runs: Sequence[Run]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lerobot_craft.evaluation.correlation import Kind, Pair, pairs_per_run, pairs_per_task
 from lerobot_craft.evaluation.matrix import Evaluation, Row
-from lerobot_craft.evaluation.results import Correlation, Correlations, Run, Summary
+from lerobot_craft.evaluation.results import Correlation, Correlations, Run, Summary, policy_name
 from lerobot_craft.evaluation.table import grouped, number
 from lerobot_craft.report.families import FAMILIES, Family, family_of, full_name
 from lerobot_craft.report.markup import Child, Markup, element, fragment
@@ -37,7 +37,7 @@ def retention_planes(rows: Sequence[Summary], evaluations: Sequence[Evaluation] 
 
 
 def _title(rows: Sequence[Summary]) -> str:
-    return f"{rows[0].policy}, {'final' if rows[0].role == 'final' else 'tuning'} scenarios"
+    return f"{policy_name(rows[0].policy, rows[0].view)}, {'final' if rows[0].role == 'final' else 'tuning'} scenarios"
 
 
 def _of_summary(row: Summary) -> _Point:
@@ -118,7 +118,7 @@ def drift_planes(runs: Sequence[Run], correlations: dict[str, Correlations]) -> 
     present = {family_of(run.method) for run in single}
     parts: list[Child] = [legend([family for family in FAMILIES if family in present])]
     for policy, found in correlations.items():
-        own = [run for run in single if run.policy == policy]
+        own = [run for run in single if policy_name(run.policy, run.view) == policy]
         figures = []
         for kind in _KINDS:
             per_run = found.action_per_run if kind == "action" else found.hidden_per_run

@@ -11,12 +11,13 @@ def how_measured(runs: Sequence[Run]) -> Markup:
     """What stands behind the numbers, as a list of plain statements."""
     statements: list[Child] = [_sample(runs)]
     statements.append(
-        "An old mean is the mean over scenarios of the mean over seeds of the mean over tasks. Same scene is the old "
-        "task that shares the new one's scene and differs by its instruction only."
+        "An old mean is the mean over scenarios of the mean over seeds of the mean over tasks. Same scene are the old "
+        "tasks that share the new one's scene, elsewhere the others. Kept of before is the mean after over the mean "
+        "before; the worst single task is the lowest such ratio of one task of one scenario, over its seeds."
     )
     statements.append(
-        "Intervals are 95 %: the wider of Wilson's over all episodes (Newcombe's for differences) and a hierarchical "
-        "bootstrap that draws scenarios, seeds and tasks anew. With few scenarios and seeds they are "
+        f"Intervals are 95 %: the wider of Wilson's over all episodes (Newcombe's for differences) and a hierarchical "
+        f"bootstrap that draws scenarios, seeds and tasks anew. {_starts(runs)} With few scenarios and seeds they are "
         "rough, and one run alone cannot show how runs differ."
     )
     statements.append(_tuning(runs))
@@ -42,6 +43,17 @@ def _sample(runs: Sequence[Run]) -> str:
     return (
         f"{len(runs)} run{'' if len(runs) == 1 else 's'}: scenarios {scenarios}; policies {policies}; "
         f"seeds {_names(str(run.seed) for run in runs)}; n = {counted} episodes per task and run."
+    )
+
+
+def _starts(runs: Sequence[Run]) -> str:
+    shared = "Every seed drew its own start states." if all(run.starts_by_seed for run in runs) else ""
+    shared = shared or "Seeds share the start states of a task."
+    if not all(run.base_episodes and run.after_episodes for run in runs):
+        return shared
+    return (
+        f"{shared} The bootstrap draws start states too; differences are paired by base policy and start state, and "
+        "Wilson's and Newcombe's intervals count each start state once."
     )
 
 

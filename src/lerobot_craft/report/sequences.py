@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from lerobot_craft.evaluation.results import Run, SequenceSummary
+from lerobot_craft.evaluation.results import Run, SequenceSummary, policy_name
 from lerobot_craft.evaluation.summary import group_by_setting, success_matrix
-from lerobot_craft.evaluation.table import frames, grouped, name_of, sample_size
+from lerobot_craft.evaluation.table import given_to, grouped, name_of, sample_size
 from lerobot_craft.report.families import family_of, full_name
 from lerobot_craft.report.markup import Child, Markup, element, fragment
 from lerobot_craft.report.plot import Axes, Scale, marker
@@ -21,7 +21,7 @@ def sequences(runs: Sequence[Run], rows: Sequence[SequenceSummary]) -> Markup | 
         return None
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in chosen:
-        groups.setdefault((run.policy, run.scenario), []).append(run)
+        groups.setdefault((policy_name(run.policy, run.view), run.scenario), []).append(run)
     curves = [_curves(policy, scenario, group) for (policy, scenario), group in groups.items()]
     return fragment(*(_scores(group) for group in grouped(rows)), element("div", curves, class_="figures"))
 
@@ -29,7 +29,7 @@ def sequences(runs: Sequence[Run], rows: Sequence[SequenceSummary]) -> Markup | 
 def _scores(rows: Sequence[SequenceSummary]) -> Markup:
     columns = (
         "method",
-        "old frames per task",
+        "the user has per old task",
         "NBT, all tasks",
         "NBT, new tasks",
         "AUC, all tasks",
@@ -41,8 +41,8 @@ def _scores(rows: Sequence[SequenceSummary]) -> Markup:
     for row in rows:
         scores = (row.nbt_all, row.nbt_new, row.auc_all, row.auc_new, row.fwt_new, row.final_base)
         cells = [numbers(score) if score else "-" for score in scores]
-        body.append([name_of(row.label, row.knob), frames(row.frames), *cells])
-    title = f"{rows[0].policy}, sequences: {ROLES[rows[0].role]}"
+        body.append([name_of(row.label, row.knob), given_to(row), *cells])
+    title = f"{policy_name(rows[0].policy, rows[0].view)}, sequences: {ROLES[rows[0].role]}"
     return fragment(element("h3", title), table(columns, body, sample_size(rows)))
 
 

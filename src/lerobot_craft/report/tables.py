@@ -3,9 +3,20 @@
 from collections.abc import Sequence
 
 from lerobot_craft.evaluation.comparison import Comparison
-from lerobot_craft.evaluation.results import Estimate, Role, Summary
+from lerobot_craft.evaluation.results import Estimate, Role, Summary, policy_name
 from lerobot_craft.evaluation.summary import BASE
-from lerobot_craft.evaluation.table import format_estimate, frames, frames_of, grouped, name_of, number, sample_size
+from lerobot_craft.evaluation.table import (
+    AGAINST_PLAIN,
+    KEPT,
+    columns_of,
+    design,
+    format_estimate,
+    given,
+    given_to,
+    grouped,
+    name_of,
+    number,
+)
 from lerobot_craft.report.families import Family, family_of
 from lerobot_craft.report.markup import Child, Markup, element, foreground, fragment
 
@@ -38,7 +49,7 @@ def _card(columns: Sequence[str], row: Sequence[Child]) -> Markup:
 
 
 def main_tables(rows: Sequence[Summary]) -> Markup:
-    """What is left of the old tasks and what was learnt, one table per policy and role."""
+    """What is left of the old tasks and what was learnt, one table per policy, view and role."""
     tables = [(group[0].role, _main_table(group)) for group in grouped(rows)]
     final, tuning = (fragment(*(made for role, made in tables if role == wanted)) for wanted in ("final", "tuning"))
     return foreground(final, tuning)
@@ -46,23 +57,30 @@ def main_tables(rows: Sequence[Summary]) -> Markup:
 
 def _main_table(rows: Sequence[Summary]) -> Markup:
     first = rows[0]
+    columns = columns_of(rows)
     body: list[list[Child]] = []
     for i, row in enumerate(rows):
-        family = family_of(row.method)
-        estimates = (row.old_mean, row.same_scene, row.new)
         number_and_name = element("span", str(i), class_="index"), element("span", name_of(row.label, row.knob))
         name = element("span", *number_and_name, class_="named")
-        body.append([name, frames_of(row), *(with_bar(estimate, family) for estimate in estimates)])
+        shown = [_shown(column, of(row), family_of(row.method)) for column, of in columns.items()]
+        body.append([name, given(row), *shown])
     return fragment(
-        element("h3", f"{first.policy}: {ROLES[first.role]}"),
-        table(("method", "old frames", "old tasks", "same scene", "new task"), body, sample_size(rows)),
+        element("h3", f"{policy_name(first.policy, first.view)}: {ROLES[first.role]}"),
+        table(("method", "the user has", *columns), body, design(rows)),
     )
 
 
-def with_bar(estimate: Estimate | None, family: Family) -> Child:
+def _shown(column: str, found: Estimate | str | None, family: Family) -> Child:
+    """A rate with a bar, a ratio or a difference in numbers alone: those do not go from 0 to 1."""
+    if found is None or isinstance(found, str):
+        return "-" if found is None else found
+    if column == AGAINST_PLAIN:
+        return signed(found)
+    return numbers(found) if column == KEPT else with_bar(found, family)
+
+
+def with_bar(estimate: Estimate, family: Family) -> Markup:
     """A rate, its interval in numbers, and both on a bar from 0 to 1."""
-    if estimate is None:
-        return "-"
     return element("span", _bar(estimate, family), numbers(estimate), class_="measure")
 
 
@@ -91,23 +109,27 @@ def _bar(estimate: Estimate, family: Family) -> Markup:
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Markup | None:
-    """Differences to replay at equal numbers of old frames, on final scenarios unless there are none."""
+    """Differences to replay with the same of the old tasks, on final scenarios unless there are none."""
     if not comparisons:
         return None
     shown = [row for row in comparisons if row.role == "final"] or comparisons
     body: list[list[Child]] = [
         [
             f"{row.label} − {row.reference}",
-            row.policy,
-            f"{row.frames:,}",
+            policy_name(row.policy, row.view),
+            given_to(row),
             signed(row.old_mean),
             signed(row.new),
             str(row.n_pairs),
         ]
         for row in shown
     ]
-    columns = ("difference", "policy", "old frames", "old tasks", "new task", "pairs of runs")
-    return table(columns, body, "Success of the method minus success of the reference, from the same base policies.")
+    columns = ("difference", "policy", "both have", "old tasks", "new task", "pairs of runs")
+    caption = (
+        "Success of the method minus success of the reference, paired by base policy, and by start state where single "
+        "episodes are known."
+    )
+    return table(columns, body, caption)
 
 
 def signed(estimate: Estimate) -> Markup:
@@ -126,8 +148,8 @@ def cost_table(rows: Sequence[Summary]) -> Markup | None:
     body: list[list[Child]] = [
         [
             name_of(row.label, row.knob),
-            row.policy,
-            frames(row.frames),
+            policy_name(row.policy, row.view),
+            given(row),
             "-" if row.train_seconds is None else duration(row.train_seconds),
             "-" if row.step_overhead is None else f"{row.step_overhead:.2f}×",
             size(row.bytes),
@@ -135,7 +157,7 @@ def cost_table(rows: Sequence[Summary]) -> Markup | None:
         ]
         for row in shown
     ]
-    columns = ("method", "policy", "old frames", "training", "step time", "old data", "anchor cache")
+    columns = ("method", "policy", "the user has", "training", "step time", "old data", "anchor cache")
     caption = "Means over runs. Step time is against plain fine-tuning; old data is what must still be there to train."
     return table(columns, body, caption)
 
