@@ -172,7 +172,9 @@ def test_elsewhere_are_the_old_tasks_of_other_scenes():
 
 def test_frames_of_rollouts_are_no_setting():
     run = made_runs(seeds=(0,), policies=("smolvla",), scenes=["window"], methods=METHODS[1:2])[0]
-    assert replace(run, tier="rollouts", rollouts=3).frames == 0
+    given = replace(run, tier="rollouts", rollouts=3)
+    assert given.frames == 0
+    assert replace(given, anchors=replace(given.anchors, all_frames=True)).frames == 0, "all of them are three episodes"
 
 
 def test_runs_that_differ_in_what_they_see_or_were_given_are_not_the_same_run():

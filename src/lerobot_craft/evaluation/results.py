@@ -157,10 +157,10 @@ class Run:
 
         0 for rollouts: their number is the setting, and their length is not.
         """
-        if self.anchors.all_frames:
-            return None
         if self.rollouts:
             return 0
+        if self.anchors.all_frames:
+            return None
         if self.stages is None:
             return self.anchors.frames
         before_the_last = len(self.base) - 1  # tasks whose frames are there when the last one is learnt
