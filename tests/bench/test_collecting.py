@@ -9,6 +9,8 @@ from lerobot_craft.evaluation.summary import collect
 
 
 def finished(cell, **changes):
+    if cell.kind == "rollouts":
+        return CellResult(1.0, recorded={"own": Recorded(150, 3000)})
     if cell.kind == "demos":
         return CellResult(1.0, recorded={"old": Recorded(200, 4000), "new-button-topdown": Recorded(100, 2000)})
     successes = {task: [True, False] for task in cell.tasks}
@@ -42,6 +44,33 @@ def test_runs_say_what_they_kept_and_what_it_cost(bench_settings):
     assert runs["craft", 0].same_scene == ["reach-red"]
     assert runs["naive", 0].command == "craft train reach-smolvla-naive-seed0"
     collect(runs.values(), command="craft bench", settings=settings.as_json())  # the results' own checks
+
+
+def test_a_run_says_what_the_user_has_of_the_old_tasks(bench_settings):
+    settings = bench_settings(methods=("naive", "joint", "er", "craft"), anchors=(0, 20), rollouts=(3,), view="seen")
+    runs = collect_runs(plan_runs(settings), all_finished(settings), settings)
+    collect(runs, command="craft bench", settings=settings.as_json())
+    assert {(run.method, run.tier, run.rollouts, run.anchors.frames) for run in runs} == {
+        ("naive", "nothing", 0, 0),
+        ("joint", "everything", 0, 200),
+        ("er", "frames", 0, 20),
+        ("er", "rollouts", 3, 150),
+        ("craft", "instructions", 0, 0),
+        ("craft", "frames", 0, 20),
+        ("craft", "rollouts", 3, 100),
+    }
+    assert {run.view for run in runs} == {"seen"}
+    assert runs[0].after_episodes == {"reach-red": "10", "reach-blue": "10"}
+    assert all(run.starts_by_seed for run in runs)
+
+
+def test_what_a_blindfolded_base_can_do_is_told_of_every_run(bench_settings):
+    settings = bench_settings(view="seen", methods=("naive",))
+    results = all_finished(settings)
+    (trial,) = (cell for cell in plan_cells(settings) if cell.kind == "trial")
+    results[trial.digest] = finished(trial, blind={"reach-red": [True, False], "reach-blue": [False, False]})
+    (run,) = collect_runs(plan_runs(settings), results, settings)
+    assert run.blind == {"reach-red": 0.5, "reach-blue": 0.0}
 
 
 def test_a_policy_without_instructions_has_its_anchors_from_old_frames(bench_settings):

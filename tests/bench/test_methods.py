@@ -1,6 +1,6 @@
 import pytest
 
-from lerobot_craft.bench.method import Known, as_argv
+from lerobot_craft.bench.method import FRAMES_OF_ROLLOUTS, Known, as_argv
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.training.documents import config_class
@@ -35,7 +35,7 @@ def test_craft_takes_new_frames_alone_where_there_are_no_old_ones():
 
 
 def test_of_own_rollouts_replay_takes_all_frames_and_craft_a_hundred():
-    own = KNOWN._replace(frames=0, rollouts=True)
+    own = KNOWN._replace(frames=FRAMES_OF_ROLLOUTS, rollouts=True)
     assert METHODS["craft"].train_flags(own, None)["craft.old_frames"] == 100
     assert METHODS["er"].train_flags(own, None)["craft.replay_frames"] >= 10**9
     assert METHODS["er"].train_flags(own, None)["craft.old_dataset.root"] == "/data/old"

@@ -25,7 +25,7 @@ def test_the_page_lies_beside_the_results_and_the_table_is_printed(results, caps
     page = results.with_name("report.html")
     assert page.read_text().startswith("<!DOCTYPE html>")
     printed = capsys.readouterr().out
-    assert "| plain fine-tuning | 0 | " in printed
+    assert "| no old frames | plain fine-tuning | " in printed
     assert printed.rstrip().endswith(str(page))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.method import Known, Method
+from lerobot_craft.bench.method import FRAMES_OF_ROLLOUTS, Known, Method
 from lerobot_craft.bench.policies import BenchPolicy
 from lerobot_craft.bench.scenarios import Scenario
 from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, ROLLOUT_SEED, BenchSettings, first_start
@@ -350,6 +350,8 @@ class Run(Cell):
     @property
     def known_frames(self) -> int:
         """Old frames of all tasks before it."""
+        if self.rollouts is not None:
+            return FRAMES_OF_ROLLOUTS
         return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
 
     @property

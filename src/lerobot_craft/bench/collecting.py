@@ -1,6 +1,6 @@
 """From finished cells to `results.json`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from lerobot_craft.bench import cells
@@ -8,7 +8,7 @@ from lerobot_craft.bench.board import same_scene
 from lerobot_craft.bench.plan import trial_of
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.bench.store import CellResult
-from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage
+from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage, Tier
 
 _PLAIN = "naive"
 
@@ -41,7 +41,7 @@ def _collected(
 ) -> Run:
     stages = stages_of(run)
     found = [results[stage.digest] for stage in stages]
-    last = found[-1]
+    last, before = found[-1], results[trial_of(run).digest]
     step = _step_seconds(run, results)
     compared = run.method.name != _PLAIN and step is not None and plain_step
     return Run(
@@ -53,8 +53,8 @@ def _collected(
         role=run.scenario.role,
         new_task=run.new_task,
         same_scene=same_scene(run),
-        anchors=_anchors(run, last, results[run.base.demos.digest]),
-        base={task: rate for task, rate in results[trial_of(run).digest].rates.items() if task in run.tasks},
+        anchors=_anchors(run, last, results),
+        base=_of_tasks(run, before.rates),
         after=last.rates,
         stages=[Stage(stage.new_task, of.rates) for stage, of in zip(stages, found, strict=True)]
         if run.is_sequence
@@ -69,22 +69,53 @@ def _collected(
         knob=_knob(run, settings),
         command=" && ".join(of.command for of in found),
         trunk=run.scenario.trunk or None,
+        view=settings.view,
+        tier=_tier(run),
+        rollouts=0 if run.rollouts is None else run.rollouts.episodes,
+        blind={task: fmean(seen) for task, seen in _of_tasks(run, before.blind).items()},
+        base_episodes=_episodes(_of_tasks(run, before.successes)),
+        after_episodes=_episodes(last.successes),
+        starts_by_seed=True,
     )
 
 
-def _anchors(run: cells.Run, result: CellResult, recorded: CellResult) -> Anchors:
+def _of_tasks[Value](run: cells.Run, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Those of the run's own tasks: a trunk has the new tasks of other scenarios too."""
+    return {task: value for task, value in values.items() if task in run.tasks}
+
+
+def _episodes(successes: Mapping[str, Sequence[bool]]) -> dict[str, str]:
+    return {task: "".join("1" if reached else "0" for reached in seen) for task, seen in successes.items()}
+
+
+def _tier(run: cells.Run) -> Tier:
+    """What the method is given of the old tasks."""
+    if run.method.frames == "all":
+        return "everything"
+    if run.rollouts is not None:
+        return "rollouts"
+    if run.known_frames and run.method.takes_old_frames:
+        return "frames"
+    return "nothing" if run.method.source == "none" else "instructions"
+
+
+def _anchors(run: cells.Run, result: CellResult, results: Mapping[str, CellResult]) -> Anchors:
     demos = run.base.demos
     roots = [demos.old_data, *(demos.new_data(task) for task in run.known_tasks[len(run.scenario.old) :])]
-    known = [recorded.recorded[root.name] for root in roots]
+    known = [results[demos.digest].recorded[root.name] for root in roots]
+    if run.rollouts is not None:
+        known = list(results[run.rollouts.digest].recorded.values())
+    # Replay takes every frame of the policy's own rollouts.
+    replayed = run.method.train_flags(run.known, run.knob).get("craft.replay_frames")
+    asked = replayed if isinstance(replayed, int) else run.known_frames
     there, size = sum(data.frames for data in known), sum(data.bytes for data in known)
-    everything = run.method.frames == "all"
-    frames = there if everything else min(run.known_frames, there)
+    frames = min(asked, there)
     return Anchors(
         source=_source(run, frames),
         frames=frames,
         bytes=round(size * frames / there),
         cached_bytes=result.cached_bytes,
-        all_frames=everything,
+        all_frames=run.method.frames == "all",
     )
 
 

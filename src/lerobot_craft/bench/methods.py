@@ -11,7 +11,6 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 
 _ALL_FRAMES = 10**9
-_FRAMES_OF_ROLLOUTS = 100  # that CRaFT takes; replay takes all of them
 # As many anchors as new samples, in every step: the default of `craft train`, but not of the documents.
 _AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
@@ -104,11 +103,10 @@ def _recipe(known: Known) -> Flags:
     if not known.instructions:  # then there are no new frames under old ones
         return {"craft.anchor_cache_dir": known.anchors, **_with_old_data(known), "craft.num_anchors": known.frames}
     without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
-    frames = _FRAMES_OF_ROLLOUTS if known.rollouts else known.frames
-    if frames == 0:
+    if known.frames == 0:
         return without
     # These come on top: there are as many new frames under old instructions as without.
-    return {**without, **_with_old_data(known), "craft.old_frames": frames}
+    return {**without, **_with_old_data(known), "craft.old_frames": known.frames}
 
 
 def _recipe_with(**changes: object) -> Callable[[Known], Flags]:
