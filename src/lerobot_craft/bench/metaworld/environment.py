@@ -74,4 +74,4 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
     def _observation(self) -> dict[str, Any]:
         if self._draws and self._steps % self._look_every == 0:
             self._picture = self._simulation.image(len(self._picture))
-        return {"agent_pos": self._simulation.state(), "pixels": {CAMERA: self._picture}}
+        return {"agent_pos": self._simulation.state(), "pixels": {CAMERA: self._picture.copy()}}
