@@ -66,9 +66,10 @@ def test_the_caption_says_what_was_asked_for(bench_settings):
 
 
 def test_of_several_runs_of_a_method_the_first_is_shown(bench_settings):
-    films = plan_films(plan_runs(bench_settings(anchors=(0, 20))))
+    settings = bench_settings(anchors=(0, 20), film=True)
+    films = plan_films(plan_runs(settings))
     before, plain, craft, _ = films
-    old, new = filmstrips(films, {film.digest for film in films})
+    old, new = filmstrips(settings, {film.digest for film in films})
     assert [old.before, old.plain, old.craft] == [
         f"cells/{film.directory.name}/reach-red.png" for film in (before, plain, craft)
     ]
@@ -76,8 +77,19 @@ def test_of_several_runs_of_a_method_the_first_is_shown(bench_settings):
 
 
 def test_what_was_not_filmed_is_left_out(bench_settings):
-    films = plan_films(plan_runs(bench_settings()))
-    strips = filmstrips(films, {film.digest for film in films if film.name != plan_runs(bench_settings())[0].name})
+    settings = bench_settings(film=True)
+    films = plan_films(plan_runs(settings))
+    strips = filmstrips(settings, {film.digest for film in films if film.name != plan_runs(settings)[0].name})
     assert [strip.plain for strip in strips] == [None, None]
     assert all(strip.before for strip in strips)
-    assert filmstrips(films, set()) == []
+    assert filmstrips(settings, set()) == []
+    assert filmstrips(bench_settings(), {film.digest for film in films}) == []
+
+
+def test_who_sees_is_filmed_as_seen():
+    camera, episode = _Camera(60, as_seen=True), OneEpisode(length=35)
+    episode.unwrapped, episode.look = episode, lambda: np.full((64, 64, 3), 7, np.uint8)
+    episode.play(60, camera)
+    assert {picture.shape for picture in camera.pictures} == {(64, 64, 3)}
+    assert episode.drawings == 0
+    assert Image.open(io.BytesIO(develop(camera.pictures, camera.moments, None))).height == 150

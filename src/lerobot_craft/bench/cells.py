@@ -402,8 +402,9 @@ class Film(Cell):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Tasks."""
-        return (self.scenario.old[0], self.scenario.new[0])
+        """An old task, in the scene of the new one if there is such a one, and the new task."""
+        pair = self.scenario.pair
+        return (self.scenario.old[0] if pair is None else pair[0], self.scenario.new[0])
 
     def strip(self, task: str) -> Path:
         """The picture of a task."""

@@ -1,21 +1,21 @@
 """The demo: a bench that is small enough to wait for, with pictures."""
 
-from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
 
 from lerobot_craft.bench.cell_run import Train
 from lerobot_craft.bench.collecting import collect_runs
+from lerobot_craft.bench.filmstrip import filmstrips
 from lerobot_craft.bench.metaworld.simulation import Simulation
 from lerobot_craft.bench.narration import Narrator
-from lerobot_craft.bench.plan import plan_films, plan_runs
+from lerobot_craft.bench.plan import plan_runs
 from lerobot_craft.bench.scenarios import find_scenario
 from lerobot_craft.bench.schedule import run_cells
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.doctor.requirements import needs
 from lerobot_craft.doctor.software import install_extra
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.results import Filmstrip, Results
+from lerobot_craft.evaluation.results import Results
 from lerobot_craft.evaluation.summary import collect
 
 SCENARIO = "demo"
@@ -96,12 +96,4 @@ def run_demo(settings: BenchSettings, train: Train, jobs: int, narrator: Narrato
     if not finished:
         return None
     runs = collect_runs(finished, results, settings)
-    return collect(runs, command=command, settings=settings.as_json(), media=_media(settings, results))
-
-
-def _media(settings: BenchSettings, finished: Container[str]) -> list[Filmstrip]:
-    if not settings.film:
-        return []
-    from lerobot_craft.bench.filmstrip import filmstrips
-
-    return filmstrips(plan_films(plan_runs(settings)), finished)
+    return collect(runs, command=command, settings=settings.as_json(), media=filmstrips(settings, results))

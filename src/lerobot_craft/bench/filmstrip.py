@@ -11,7 +11,8 @@ from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.bench.cells import Base, Film
 from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.settings import first_start
+from lerobot_craft.bench.plan import plan_films, plan_runs
+from lerobot_craft.bench.settings import BenchSettings, first_start
 from lerobot_craft.evaluation.results import Filmstrip
 from lerobot_craft.evaluation.rollouts import side_by_side
 from lerobot_craft.lerobot_api.rollouts import Player, load_player
@@ -30,17 +31,23 @@ def film(cell: Film) -> None:
         write_atomically(cell.strip(task), _film_task(cell, player, task))
 
 
-def filmstrips(films: Iterable[Film], finished: Container[str]) -> list[Filmstrip]:
-    """One strip of each task: before fine-tuning, and after the first run of each method `naive` and `craft`.
+def filmstrips(settings: BenchSettings, finished: Container[str]) -> list[Filmstrip]:
+    """Strips of each scenario: before fine-tuning, and after its first run of each method `naive` and `craft`.
 
     Args:
-        films: Of one policy and its fine-tunings.
+        settings: Of the bench; without `film` there are none.
         finished: Digests of finished cells: what is not among them is left out.
     """
+    runs = plan_runs(settings) if settings.film else []
+    scenarios = dict.fromkeys(run.scenario.name for run in runs)
+    films = [plan_films([run for run in runs if run.scenario.name == name]) for name in scenarios]
+    return [strip for cells in films for strip in _strips([cell for cell in cells if cell.digest in finished])]
+
+
+def _strips(films: Iterable[Film]) -> list[Filmstrip]:
     made: dict[str, Film] = {}
     for cell in films:
-        if cell.digest in finished:
-            made.setdefault("before" if isinstance(cell.filmed, Base) else cell.filmed.method.name, cell)
+        made.setdefault("before" if isinstance(cell.filmed, Base) else cell.filmed.method.name, cell)
     shown = next((cell.shown for cell in made.values()), ())
     return [
         Filmstrip(

@@ -31,8 +31,8 @@ def trial_of(run: Run) -> Trial:
 
 def plan_films(runs: Sequence[Run]) -> list[Film]:
     """A film of the policy that each run starts from, and one of what it makes of it."""
-    filmed = {cell.digest: cell for run in runs for cell in (run.base, run)}
-    return [Film(cell.settings, cell.scenario, cell) for cell in filmed.values()]
+    films = [Film(run.settings, run.scenario, filmed) for run in runs for filmed in (run.base, run)]
+    return list({film.digest: film for film in films}.values())
 
 
 def plan_runs(settings: BenchSettings) -> list[Run]:

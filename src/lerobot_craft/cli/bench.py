@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--output_dir", type=Path, default=Path("outputs/bench"), help="gets everything (default: outputs/bench)")
     add("--bases", type=Path, metavar="DIR", help="base policies as files: used if there, else trained and put there")
     add("--jobs", type=_positive, help="processes (default: as many as there are cores)")
+    add("--film", action="store_true", help="filmstrips of every policy, for the page")
     add("--sweep", action="store_true", help="try the grid of each method's knob, and choose; on tuning scenarios only")
     add("--knobs", type=Path, metavar="FILE", help="use the knobs that a sweep chose (its sweep.json)")
     add("--old_episodes", type=_positive, help="demonstrations of each old task (default: the policy's)")
@@ -127,6 +128,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         new_episodes=options.new_episodes,
         rollouts=options.rollouts,
         view=options.view,
+        film=options.film,
         base_steps=options.base_steps,
         steps=options.steps,
         learning_rate=options.learning_rate,
@@ -170,6 +172,7 @@ def _run_one(settings: "BenchSettings", number: int) -> int:
 def _run_all(settings: "BenchSettings", jobs: int, command: str) -> int:
     from lerobot_craft.bench.board import Board
     from lerobot_craft.bench.collecting import collect_runs
+    from lerobot_craft.bench.filmstrip import filmstrips
     from lerobot_craft.bench.plan import plan_cells, plan_runs
     from lerobot_craft.bench.schedule import run_cells
     from lerobot_craft.bench.sweep import SWEEP_FILE, choose, sweep_lines, write_sweep
@@ -187,7 +190,8 @@ def _run_all(settings: "BenchSettings", jobs: int, command: str) -> int:
     runs = collect_runs(planned, results, settings)
     if runs:
         path = settings.output_dir / RESULTS_FILE
-        write_results(path, collect(runs, command=command, settings=settings.as_json()))
+        media = filmstrips(settings, results)
+        write_results(path, collect(runs, command=command, settings=settings.as_json(), media=media))
         print(write_report([path], settings.output_dir / REPORT_FILE))
         print(f"\n{path}\n{settings.output_dir / REPORT_FILE}")
     if settings.sweep and runs:
