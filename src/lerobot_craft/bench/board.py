@@ -107,8 +107,7 @@ def outcome(cell: Cell, result: CellResult) -> str:
         without = f", blindfolded {fmean(blind):.2f}" if blind else ""
         return f"old {old:.2f}, lowest {rates[worst]:.2f} ({worst}){without}; {seconds}"
     if not isinstance(cell, Run):
-        frames = sum(data.frames for data in result.recorded.values())
-        return f"{frames} frames; {seconds}" if frames else seconds
+        return seconds if result.recorded is None else f"{result.recorded.frames} frames; {seconds}"
     old, same, new = scores(cell, result)
     return f"old {old:.2f}, {'' if same is None else f'same scene {same:.2f}, '}new {new:.2f}; {seconds}"
 

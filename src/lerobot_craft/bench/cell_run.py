@@ -17,7 +17,7 @@ from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Tr
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.method import as_argv
 from lerobot_craft.bench.policies import make_start
-from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, first_start
+from lerobot_craft.bench.settings import first_start
 from lerobot_craft.bench.store import LOG_FILE, CellResult, Recorded, begin, claimed, finish, result_of
 from lerobot_craft.errors import CraftError
 
@@ -87,20 +87,14 @@ def output_to(path: Path) -> Iterator[None]:
 def _record(cell: Demos, train: Train) -> dict[str, Any]:
     from lerobot_craft.bench.metaworld.demonstrations import record
 
-    settings, new = cell.settings, cell.scenario.new
-    record_here = functools.partial(record, view=settings.view)
-    record_here(cell.old_data, cell.scenario.old, cell.old_episodes, OLD_SEED)
-    for task in new:
-        record_here(cell.new_data(task), [task], cell.new_episodes, NEW_SEED)
-    return {"recorded": _recorded(cell.old_data, *map(cell.new_data, new))}
+    record(cell.data, cell.recorded, cell.episodes, cell.seed, view=cell.settings.view)
+    return {"recorded": _recorded(cell.data)}
 
 
-def _recorded(*roots: Path) -> dict[str, Recorded]:
+def _recorded(root: Path) -> Recorded:
     from lerobot_craft.lerobot_api.datasets import open_metadata
 
-    return {
-        root.name: Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root)) for root in roots
-    }
+    return Recorded(open_metadata(f"craft/{root.name}", root).total_frames, _bytes_in(root))
 
 
 def _bytes_in(directory: Path) -> int:
@@ -111,9 +105,9 @@ def _bytes_in(directory: Path) -> int:
 def _train_base(cell: Base, train: Train) -> dict[str, Any]:
     from lerobot_craft.bench.drift import keep_reference
 
-    old_data, policy = cell.demos.old_data, cell.policy
+    old_data, policy = cell.demos.data, cell.policy
     start = cell.directory / "start"
-    make_start(policy, start, old_data, [find_task(task).instruction for task in cell.tasks], cell.seed)
+    make_start(policy, start, old_data, cell.instructions, cell.seed)
     if cell.file is not None and cell.file.is_file():
         restore(start, cell.file, cell.checkpoint)
         found: dict[str, Any] = {}
@@ -129,7 +123,7 @@ def _train_base(cell: Base, train: Train) -> dict[str, Any]:
 def _train_from(start: Path, cell: Base, train: Train) -> dict[str, Any]:
     flags = {
         "policy.path": start,
-        **_dataset_flags(cell.demos.old_data),
+        **_dataset_flags(cell.demos.data),
         "output_dir": cell.output_dir,
         **cell.inputs["flags"],
         "craft.enabled": True,
@@ -161,7 +155,7 @@ def _play(cell: Rollouts, train: Train) -> dict[str, Any]:
 def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
     flags = {
         "policy.path": cell.start,
-        **_dataset_flags(cell.base.demos.new_data(cell.new_task)),
+        **_dataset_flags(cell.demos.data),
         "output_dir": cell.output_dir,
         **cell.flags,
         **cell.method.train_flags(cell.known, cell.knob),

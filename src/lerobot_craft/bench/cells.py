@@ -98,40 +98,49 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Demos(Cell):
-    """Demonstrations of a scenario: one dataset of all old tasks, and one of each new task.
+    """Demonstrations as one dataset: of all old tasks of a scenario, or of a new one.
 
     Attributes:
-        old_episodes: Of each old task.
-        new_episodes: Of each new task.
+        recorded: Tasks.
+        episodes: Of each.
     """
 
     kind: ClassVar[str] = "demos"
     outlives_versions: ClassVar[bool] = True
-    old_episodes: int
-    new_episodes: int
+    recorded: tuple[str, ...]
+    episodes: int
+
+    @property
+    def is_old(self) -> bool:
+        """Whether they are of the old tasks."""
+        return self.recorded == self.scenario.old
+
+    @property
+    def name(self) -> str:
+        """With a new task's name."""
+        return self.scenario.name if self.is_old else f"{self.scenario.name}-{self.recorded[0]}"
 
     @property
     def inputs(self) -> dict[str, Any]:
         """Tasks, and how many demonstrations of each."""
         view = self.settings.view
         return {
-            "old": [asdict(find_task(task, view)) for task in self.scenario.old],
-            "new": [asdict(find_task(task, view)) for task in self.scenario.new],
-            "old_episodes": self.old_episodes,
-            "new_episodes": self.new_episodes,
-            "seeds": [OLD_SEED, NEW_SEED],
+            "tasks": [asdict(find_task(task, view)) for task in self.recorded],
+            "episodes": self.episodes,
+            "seed": self.seed,
             "view": view,
             "revision": REVISION,
         }
 
     @property
-    def old_data(self) -> Path:
-        """Dataset of the old tasks."""
-        return self.directory / "old"
+    def seed(self) -> int:
+        """Of start states and noise."""
+        return OLD_SEED if self.is_old else NEW_SEED
 
-    def new_data(self, task: str) -> Path:
-        """Dataset of a new task."""
-        return self.directory / f"new-{task}"
+    @property
+    def data(self) -> Path:
+        """The dataset."""
+        return self.directory / ("old" if self.is_old else f"new-{self.recorded[0]}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,6 +164,7 @@ class Base(Cell):
         training = self.policy.base.changed(self.settings.base_steps, self.settings.batch_size)
         return {
             "policy": self.policy.as_json(),
+            "instructions": self.instructions,  # of new tasks too: its tokenizer has their words
             "flags": self.policy.train_flags(training, self.seed),
             "revision": REVISION,
         }
@@ -163,6 +173,11 @@ class Base(Cell):
     def needs(self) -> tuple[Cell, ...]:
         """Demonstrations."""
         return (self.demos,)
+
+    @property
+    def instructions(self) -> list[str]:
+        """Of all tasks, old and new."""
+        return [find_task(task).instruction for task in self.tasks]
 
     @property
     def checkpoint(self) -> Path:
@@ -252,6 +267,7 @@ class Run(Cell):
 
     Attributes:
         base: The policy that can do the old tasks.
+        demos: Of the new task.
         method: What is added to fine-tuning.
         frames: Old frames: of all old tasks together; in a sequence, of each.
         knob: Value of the method's knob; None: its own.
@@ -261,6 +277,7 @@ class Run(Cell):
 
     kind: ClassVar[str] = "run"
     base: Base
+    demos: Demos
     method: Method
     frames: int
     knob: float | None = None
@@ -327,10 +344,9 @@ class Run(Cell):
 
     @property
     def needs(self) -> tuple[Cell, ...]:
-        """The base and its rollouts, or in a sequence the stage before."""
-        if self.before is not None:
-            return (self.before,)
-        return (self.base,) if self.rollouts is None else (self.base, self.rollouts)
+        """The demonstrations, and the base and its rollouts, or in a sequence the stage before."""
+        start = self.base if self.before is None else self.before
+        return (start, self.demos) if self.rollouts is None else (start, self.demos, self.rollouts)
 
     @property
     def start(self) -> Path:
@@ -348,6 +364,13 @@ class Run(Cell):
         return (*self.scenario.old, *self.scenario.new[: self.stage])
 
     @property
+    def known_data(self) -> "list[Demos | Rollouts]":
+        """Datasets of the tasks before it."""
+        if self.rollouts is not None:
+            return [self.rollouts]
+        return [self.base.demos] if self.before is None else [*self.before.known_data, self.before.demos]
+
+    @property
     def known_frames(self) -> int:
         """Old frames of all tasks before it."""
         if self.rollouts is not None:
@@ -363,10 +386,7 @@ class Run(Cell):
     @property
     def known(self) -> Known:
         """What the method is given of the tasks before it."""
-        demos = self.base.demos
-        roots = [demos.old_data, *(demos.new_data(task) for task in self.scenario.new[: self.stage])]
-        if self.rollouts is not None:
-            roots = [self.rollouts.data]
+        roots = [cell.data for cell in self.known_data]
         return Known(
             frames=self.known_frames,
             rollouts=self.rollouts is not None,

@@ -100,11 +100,7 @@ def _tier(run: cells.Run) -> Tier:
 
 
 def _anchors(run: cells.Run, result: CellResult, results: Mapping[str, CellResult]) -> Anchors:
-    demos = run.base.demos
-    roots = [demos.old_data, *(demos.new_data(task) for task in run.known_tasks[len(run.scenario.old) :])]
-    known = [results[demos.digest].recorded[root.name] for root in roots]
-    if run.rollouts is not None:
-        known = list(results[run.rollouts.digest].recorded.values())
+    known = [data for cell in run.known_data if (data := results[cell.digest].recorded) is not None]
     # Replay takes every frame of the policy's own rollouts.
     replayed = run.method.train_flags(run.known, run.knob).get("craft.replay_frames")
     asked = replayed if isinstance(replayed, int) else run.known_frames

@@ -125,10 +125,9 @@ class Narrator:
 
 def describe(cell: Cell) -> str:
     """What happens in a cell, for somebody who has never seen a bench."""
-    scenario = cell.scenario
     if isinstance(cell, Demos):
-        old, new = cell.old_episodes, cell.new_episodes
-        return f"record demonstrations: {old} of each of {len(scenario.old)} old tasks, {new} of the new one"
+        of = f"each of {len(cell.recorded)} old tasks" if cell.is_old else "the new one"
+        return f"record demonstrations: {cell.episodes} of {of}"
     if isinstance(cell, Base):
         return f"train a small {cell.policy.name} on the old tasks"
     if isinstance(cell, Trial):

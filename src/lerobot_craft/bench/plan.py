@@ -42,12 +42,7 @@ def plan_runs(settings: BenchSettings) -> list[Run]:
         for policy in (policy_named(name, settings.view) for name in settings.policies):
             _check_policy(policy, scenario, settings)
             trunk = trunk_of(scenario)
-            demos = Demos(
-                settings,
-                trunk,
-                settings.old_episodes or policy.old_episodes,
-                settings.new_episodes or policy.new_episodes,
-            )
+            demos = Demos(settings, trunk, trunk.old, settings.old_episodes or policy.old_episodes)
             for seed in settings.seeds:
                 base = Base(settings, trunk, policy, seed, demos)
                 for method in map(method_named, settings.methods):
@@ -61,19 +56,21 @@ def _runs_of(method: Method, base: Base, scenario: Scenario) -> Iterator[Run]:
     settings = base.settings
     if not _exists_for(method, base.policy):
         return
+    episodes = settings.new_episodes or base.policy.new_episodes
+    new = [Demos(settings, base.scenario, (task,), episodes) for task in scenario.new]
     for asked in settings.knob_values(method):
         # The same cell, whether a sweep asks for a knob's own value or a table.
         knob = None if method.knob is not None and asked == method.knob.value else asked
         for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):
             run = None
-            for _ in scenario.new:
-                run = Run(settings, scenario, base, method, frames, knob, before=run)
+            for demos in new:
+                run = Run(settings, scenario, base, demos, method, frames, knob, before=run)
             if run is not None:
                 yield run
         if method.takes_old_frames:
-            for episodes in settings.rollouts:
-                own = Rollouts(settings, base.scenario, base, episodes)
-                yield Run(settings, scenario, base, method, 0, knob, rollouts=own)
+            for number in settings.rollouts:
+                own = Rollouts(settings, base.scenario, base, number)
+                yield Run(settings, scenario, base, new[0], method, 0, knob, rollouts=own)
 
 
 def _exists_for(method: Method, policy: BenchPolicy) -> bool:

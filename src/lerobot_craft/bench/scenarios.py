@@ -125,7 +125,7 @@ _TABLE = (
             "final",
             old=(
                 *("lift-red", "sweep", "hammer", "plate-out", "drawer-open"),
-                *("window-close", "door-lock", "dial-turn", "coffee-button", "button-front"),
+                *("window-close", "door-lock", "door-close", "coffee-button", "button-front"),
             ),
             new=(new,),
             trunk="ten",

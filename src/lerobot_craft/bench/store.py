@@ -48,7 +48,7 @@ class CellResult:
 
     Attributes:
         seconds: All of it.
-        recorded: By name of the dataset.
+        recorded: The dataset, of a cell that records one.
         successes: Of each task, episode by episode.
         blind: The same with a black picture.
         train_seconds: Of `craft train`, from start to end.
@@ -62,7 +62,7 @@ class CellResult:
     """
 
     seconds: float
-    recorded: dict[str, Recorded] = field(default_factory=dict)
+    recorded: Recorded | None = None
     successes: dict[str, list[bool]] = field(default_factory=dict)
     blind: dict[str, list[bool]] = field(default_factory=dict)
     train_seconds: float | None = None

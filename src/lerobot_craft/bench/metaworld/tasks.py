@@ -174,6 +174,7 @@ _TASKS = (
     Task("lever-pull", "pull the lever", "lever-pull-v3", Scene("lever"), 125),
     Task("plate-in", "slide the plate into the goal", "plate-slide-side-v3", Scene("plate-in"), 70),
     Task("plate-out", "slide the plate out of the goal", "plate-slide-back-side-v3", Scene("plate-out"), 75),
+    Task("door-close", "close the door", "door-close-v3", Scene("door"), 100),
     Task("sweep", "sweep the cube off the table", "sweep-v3", Scene("sweep"), 130),
     Task("hammer", "hit the nail with the hammer", "hammer-v3", Scene("hammer"), 95),
     Task("shelf-place", "put the cube on the shelf", "shelf-place-v3", Scene("shelf"), 130),
