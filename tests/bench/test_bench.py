@@ -83,7 +83,7 @@ def test_nothing_is_run_twice(bench, monkeypatch, capsys):
     directory, _ = bench
     monkeypatch.setattr("lerobot_craft.cli.train.run", None)  # calling it would be an error
     cells = {path: path.stat().st_mtime_ns for path in directory.glob("cells/*/result.json")}
-    assert len(cells) == 5
+    assert len(cells) == 6
     assert run([*SMALL, f"--output_dir={directory}", "--jobs=1"]) == 0
     assert {path: path.stat().st_mtime_ns for path in cells} == cells
     assert "| plain fine-tuning |" in capsys.readouterr().out
@@ -92,7 +92,7 @@ def test_nothing_is_run_twice(bench, monkeypatch, capsys):
 def test_one_cell_is_one_command(bench, monkeypatch, capsys):
     directory, _ = bench
     monkeypatch.setattr("lerobot_craft.cli.train.run", None)
-    assert run([*SMALL, f"--output_dir={directory}", "--cell=3"]) == 0
+    assert run([*SMALL, f"--output_dir={directory}", "--cell=4"]) == 0
     assert capsys.readouterr().out.startswith("run reach-smolvla-craft-0frames-seed0: old ")
 
 

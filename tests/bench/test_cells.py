@@ -25,6 +25,7 @@ def test_a_method_runs_at_the_numbers_of_old_frames_that_make_a_difference(bench
     names = [name for kind, name in kinds(bench_settings(methods=("naive", "er", "craft"), anchors=(0, 20)))]
     assert names == [
         "reach",
+        "reach-reach-blue",
         "reach-smolvla-seed0",
         "reach-smolvla-naive-seed0",
         "reach-smolvla-er-20frames-seed0",
@@ -51,7 +52,7 @@ def test_own_rollouts_take_the_place_of_old_frames(bench_settings):
     digests = [run.digest for run in runs.values()]
     assert len(set(digests)) == len(digests)
     order = [cell.kind for cell in plan_cells(settings)]
-    assert order == ["demos", "base", "rollouts", "rollouts", *["run"] * 6, "trial"]
+    assert order == ["demos", "demos", "base", "rollouts", "rollouts", *["run"] * 6, "trial"]
 
 
 def test_rollouts_are_refused_for_a_sequence(bench_settings, two_stages):
@@ -80,7 +81,8 @@ def test_a_longer_method_has_more_steps_and_a_schedule_to_match(bench_settings):
         ({"view": "seen"}, ""),
         ({"steps": 7}, "demos base trial"),
         ({"learning_rate": 7e-4}, "demos base trial"),
-        ({"old_episodes": 7}, ""),
+        ({"old_episodes": 7}, "demos"),
+        ({"new_episodes": 7}, "demos base trial"),
         ({"methods": ("craft", "naive")}, "demos base run trial"),
     ],
 )
@@ -93,21 +95,25 @@ def test_a_changed_input_makes_other_cells(bench_settings, change, same):
 def test_policies_share_demonstrations_unless_one_needs_more(bench_settings):
     two = bench_settings(scenarios=("reach",), policies=("smolvla", "pi0_fast"), old_episodes=None, new_episodes=None)
     demos = [cell for cell in plan_cells(two) if isinstance(cell, Demos)]
-    assert [(cell.old_episodes, cell.new_episodes) for cell in demos] == [(50, 30), (200, 100)]
+    assert sorted(cell.episodes for cell in demos) == [30, 50, 100, 200]
     asked = [cell for cell in plan_cells(replace(two, old_episodes=7, new_episodes=3)) if isinstance(cell, Demos)]
-    assert [(cell.old_episodes, cell.new_episodes) for cell in asked] == [(7, 3)]
+    assert sorted(cell.episodes for cell in asked) == [3, 7]
 
 
 def test_scenarios_of_one_trunk_share_demonstrations_and_base_and_no_run(bench_settings):
     cells = plan_cells(bench_settings(scenarios=("trio-drawer", "trio-window", "trio-door"), methods=("naive",)))
-    assert [cell.kind for cell in cells] == ["demos", "base", "run", "run", "run", "trial"]
-    demos, base, *runs, trial = cells
+    assert [cell.kind for cell in cells] == [*["demos"] * 4, "base", "run", "run", "run", "trial"]
+    demos, *new, base = cells[:5]
+    *runs, trial = cells[5:]
+    assert [run.demos.digest for run in runs] == [cell.digest for cell in new]
     assert base.name == "trio-smolvla-seed0"
     assert base.tasks[5:] == ("drawer-close", "window-open", "door-unlock")
     assert [run.tasks[5:] for run in runs] == [("drawer-close",), ("window-open",), ("door-unlock",)]
     assert {run.start for run in runs} == {base.checkpoint}
     alone = plan_cells(bench_settings(scenarios=("trio-window",), methods=("naive",)))
-    assert [cell.digest for cell in alone] == [demos.digest, base.digest, runs[1].digest, trial.digest]
+    assert [cell.digest for cell in alone] == [
+        cell.digest for cell in (demos, new[1], base, runs[1], trial)
+    ]
 
 
 def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):
@@ -127,15 +133,15 @@ def test_two_methods_that_come_down_to_the_same_share_a_cell_and_are_both_listed
     monkeypatch.setitem(METHODS, "plain", replace(METHODS["naive"], name="plain"))
     settings = bench_settings(methods=("naive", "plain"))
     assert [run.method.name for run in plan_runs(settings)] == ["naive", "plain"]
-    assert [cell.kind for cell in plan_cells(settings)] == ["demos", "base", "run", "trial"]
+    assert [cell.kind for cell in plan_cells(settings)] == ["demos", "demos", "base", "run", "trial"]
 
 
 def test_stages_of_a_sequence_start_where_the_one_before_ended(bench_settings, two_stages):
     settings = bench_settings(scenarios=(two_stages,), methods=("er",), anchors=(5,))
     cells = plan_cells(settings)
-    assert [type(cell) for cell in cells] == [Demos, Base, Run, Run, Trial]
-    first, second = cells[2:4]
-    assert (first.start, second.start) == (cells[1].checkpoint, first.checkpoint)
+    assert [type(cell) for cell in cells] == [Demos, Demos, Demos, Base, Run, Run, Trial]
+    first, second = cells[4:6]
+    assert (first.start, second.start) == (cells[3].checkpoint, first.checkpoint)
     assert second.known_tasks == ("reach-red", "button-topdown")
     assert second.known.frames == 10  # five of each task
     assert second.known.root.count(",") == 1

@@ -10,9 +10,9 @@ from lerobot_craft.evaluation.summary import collect
 
 def finished(cell, **changes):
     if cell.kind == "rollouts":
-        return CellResult(1.0, recorded={"own": Recorded(150, 3000)})
+        return CellResult(1.0, recorded=Recorded(150, 3000))
     if cell.kind == "demos":
-        return CellResult(1.0, recorded={"old": Recorded(200, 4000), "new-button-topdown": Recorded(100, 2000)})
+        return CellResult(1.0, recorded=Recorded(200, 4000) if cell.is_old else Recorded(100, 2000))
     successes = {task: [True, False] for task in cell.tasks}
     values = {"train_seconds": 10.0, "step_seconds": 0.1, "command": f"craft train {cell.name}", **changes}
     return CellResult(2.0, successes=values.pop("successes", successes), **values)

@@ -64,7 +64,7 @@ def test_a_changed_default_of_craft_train_makes_a_result_outdated(finished, monk
 
 @pytest.mark.parametrize("kind", ["demos", "base"])
 def test_demonstrations_and_base_policies_outlive_versions(run, kind, monkeypatch):
-    (cell,) = (cell for cell in run.chain() if cell.kind == kind)
+    cell = next(cell for cell in run.chain() if cell.kind == kind)
     begin(cell)
     finish(cell, RESULT)
     monkeypatch.setattr(store, "__version__", "9.8.7")
