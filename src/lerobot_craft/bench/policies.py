@@ -162,6 +162,7 @@ _SEEING = {
             base=Training(steps=8000, learning_rate=1.2e-3, warmup_steps=200),
             sizes={**POLICIES["smolvla"].sizes, **_EYES},  # 64 px in 16 patches, folded two by two: four tokens
             old_episodes=150,
+            new_episodes=100,  # plain fine-tuning reaches 0.80 of push-blue with 30, 0.85 with 60, 0.90 with 100
         ),
         replace(
             POLICIES["pi0_fast"],
