@@ -119,6 +119,28 @@ def test_a_cell_that_fails_is_reported_with_its_log(bench, monkeypatch, capsys):
     assert [found.method for found in read_results(directory / "results.json").runs] == ["naive"]
 
 
+def test_a_policy_that_sees_plays_for_itself_is_blindfolded_and_filmed(tmp_path):
+    arguments = [flag for flag in SMALL if not flag.startswith(("--methods", "--anchors"))]
+    arguments += ["--view=seen", "--methods=craft", "--anchors=", "--rollouts=1", "--film", "--jobs=1"]
+    arguments += [f"--bases={tmp_path / 'bases'}"]
+    assert run([*arguments, f"--output_dir={tmp_path / 'one'}"]) == 0
+    results = read_results(tmp_path / "one" / "results.json")
+    (found,) = results.runs
+    assert (found.view, found.tier, found.rollouts) == ("seen", "rollouts", 1)
+    assert set(found.blind) == set(found.base) == set(found.after_episodes)
+    assert (found.anchors.source, found.anchors.frames > 0) == ("both", True)
+    assert all((tmp_path / "one" / strip.craft).is_file() for strip in results.media)
+    assert "as the policy saw it" in results.media[0].caption
+    # The base policy is there as a file: elsewhere it is not trained again, and is the same one.
+    (kept,) = (tmp_path / "bases").glob("*.safetensors")
+    assert run([*arguments, f"--output_dir={tmp_path / 'two'}"]) == 0
+    (again,) = read_results(tmp_path / "two" / "results.json").runs
+    assert (again.base_episodes, again.blind) == (found.base_episodes, found.blind)
+    weights = [next((tmp_path / name).glob("cells/base-*/train/**/model.safetensors")) for name in ("one", "two")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert not list((tmp_path / "two").glob("cells/base-*/train/metrics.jsonl"))
+
+
 @pytest.mark.slow  # a second bench: demonstrations, base and three runs
 @pytest.mark.timeout(400)
 def test_a_policy_without_instructions_runs_from_end_to_end(tmp_path):
