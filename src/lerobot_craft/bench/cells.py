@@ -374,7 +374,7 @@ class Run(Cell):
     def known_frames(self) -> int:
         """Old frames of all tasks before it."""
         if self.rollouts is not None:
-            return FRAMES_OF_ROLLOUTS
+            return FRAMES_OF_ROLLOUTS * len(self.known_tasks)
         return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
 
     @property

@@ -8,7 +8,7 @@ Flags = dict[str, object]
 # none: no frame of the old tasks | some: as many as --anchors says, but not 0 | any: also 0 | all: every one.
 Frames = Literal["none", "some", "any", "all"]
 
-FRAMES_OF_ROLLOUTS = 100  # that methods take of a policy's own rollouts, in all; replay takes every one
+FRAMES_OF_ROLLOUTS = 100  # per task that methods take of a policy's own rollouts; replay takes every one
 _LAST_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 
