@@ -2,9 +2,8 @@
 
     python benchmarks/fresh_demonstrations.py outputs/bench/cells/run-*-naive-* outputs/bench/cells/run-*-joint-*
 
-takes cells of `craft bench` (without `--render`), in the directory that the bench ran in. Both losses are lerobot's
-own, in eval mode, on frames spread over all episodes: alike, if what is learned from some demonstrations holds for all
-of the task.
+takes cells of `craft bench`, in the directory that the bench ran in. Both losses are lerobot's own, in eval mode, on
+frames spread over all episodes: alike, if what is learned from some demonstrations holds for all of the task.
 """
 
 import argparse
@@ -25,8 +24,9 @@ import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
 from lerobot_craft.anchors.frames import choose_frames
 from lerobot_craft.bench.metaworld.demonstrations import record
+from lerobot_craft.bench.metaworld.tasks import VIEWS, View, state_names
 from lerobot_craft.bench.store import RESULT_FILE
-from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, open_dataset
+from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, open_dataset, open_metadata
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
@@ -47,22 +47,25 @@ class Losses:
     def of(self, cell: Path) -> dict[str, Any]:
         """A cell's policy on its own demonstrations and on fresh ones, beside its success."""
         data = json.loads((cell / CHECKPOINT / "train_config.json").read_text())["dataset"]
-        task = data["repo_id"].removeprefix("craft/new-")
+        task, own = data["repo_id"].removeprefix("craft/new-"), Path(data["root"])
+        fresh = self._fresh(task, view_of(own))
         policy = load_teacher(cell / CHECKPOINT, ("--device=cpu",))
         successes = json.loads((cell / RESULT_FILE).read_text())["successes"][task]
         return {
             "cell": cell.name,
             "task": task,
             "steps": json.loads((cell / "train/run.json").read_text())["steps"],
-            "loss_on_its_demonstrations": mean_loss(policy, self._batches(policy, Path(data["root"]))),
-            "loss_on_fresh_ones": mean_loss(policy, self._batches(policy, self._fresh(task))),
+            "loss_on_its_demonstrations": mean_loss(policy, self._batches(policy, own)),
+            "loss_on_fresh_ones": mean_loss(
+                policy, self._batches(policy, self._fresh(task, view_of(Path(data["root"]))))
+            ),
             "success": fmean(successes),
             "n_episodes": len(successes),
         }
 
-    def _fresh(self, task: str) -> Path:
-        root = self._scratch / task
-        return root if root.exists() else record(root, [task], self._episodes, OTHER_SEED, progress=False)
+    def _fresh(self, task: str, view: View) -> Path:
+        root = self._scratch / view / task
+        return root if root.exists() else record(root, [task], self._episodes, OTHER_SEED, view=view, progress=False)
 
     def _batches(self, policy: Teacher, root: Path) -> list[RawBatch]:
         key = root, policy.config.type  # a policy's type decides how many actions belong to a frame
@@ -72,6 +75,12 @@ class Losses:
             wanted = [(0, rows[start : start + BATCH]) for start in range(0, len(rows), BATCH)]
             self._read[key] = list(read_batches([dataset], wanted))
         return self._read[key]
+
+
+def view_of(data: Path) -> View:
+    """What a dataset of the bench shows, told by its state."""
+    state = open_metadata(f"craft/{data.name}", data).features["observation.state"]
+    return next(view for view in VIEWS if list(state_names(view)) == list(state["names"]))
 
 
 def mean_loss(policy: Teacher, batches: list[RawBatch]) -> float:
