@@ -56,9 +56,7 @@ class Losses:
             "task": task,
             "steps": json.loads((cell / "train/run.json").read_text())["steps"],
             "loss_on_its_demonstrations": mean_loss(policy, self._batches(policy, own)),
-            "loss_on_fresh_ones": mean_loss(
-                policy, self._batches(policy, self._fresh(task, view_of(Path(data["root"]))))
-            ),
+            "loss_on_fresh_ones": mean_loss(policy, self._batches(policy, fresh)),
             "success": fmean(successes),
             "n_episodes": len(successes),
         }
