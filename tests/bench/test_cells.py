@@ -111,9 +111,7 @@ def test_scenarios_of_one_trunk_share_demonstrations_and_base_and_no_run(bench_s
     assert [run.tasks[5:] for run in runs] == [("drawer-close",), ("window-open",), ("door-unlock",)]
     assert {run.start for run in runs} == {base.checkpoint}
     alone = plan_cells(bench_settings(scenarios=("trio-window",), methods=("naive",)))
-    assert [cell.digest for cell in alone] == [
-        cell.digest for cell in (demos, new[1], base, runs[1], trial)
-    ]
+    assert [cell.digest for cell in alone] == [cell.digest for cell in (demos, new[1], base, runs[1], trial)]
 
 
 def test_another_place_does_not_change_a_cell(bench_settings, tmp_path):

@@ -19,7 +19,7 @@ def test_the_new_task_shares_the_scene_of_the_first_old_one():
 @pytest.mark.parametrize("quick", [False, True])
 def test_every_stage_is_a_cell_of_the_bench(tmp_path, quick):
     settings = demo_settings(tmp_path, quick=quick)
-    assert [cell.kind for cell in plan_cells(settings)][:2] == ["demos", "base"]
+    assert [cell.kind for cell in plan_cells(settings)][:3] == ["demos", "demos", "base"]
     assert {run.method.name for run in plan_runs(settings)} == {"naive", "craft"}
 
 

@@ -33,7 +33,7 @@ def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
 def test_they_are_the_recipe(words):
     """What is left out is what `craft train` does anyway, or the bench's own affair."""
     typed = settings_of(words[2:])
-    known = Known(typed["old_frames"] or 0, OLD_DATA, "", INSTRUCTIONS, "", "")
+    known = Known(typed["old_frames"] or 0, False, OLD_DATA, "", INSTRUCTIONS, "", "")
     recipe = settings_of(as_argv(METHODS["craft"].train_flags(known, None)))
     apart = {"anchor_cache_dir", "log_craft_metrics_freq", "old_dataset", "preload", "probe_anchors"}
     assert {name for name in typed if typed[name] != recipe[name]} <= apart

@@ -74,7 +74,7 @@ def test_every_cell_is_run_in_order(bench_settings, cells_that, log):
     cells_that(lambda cell: CellResult(1.0))
     results = run_cells(settings, print, 1, log)
     assert list(results) == [cell.digest for cell in plan_cells(settings)]
-    assert [event[0] for event in log.told] == ["started", "finished"] * 4
+    assert [event[0] for event in log.told] == ["started", "finished"] * 6
 
 
 def test_a_finished_cell_is_kept(bench_settings, cells_that, log):
@@ -90,31 +90,32 @@ def test_a_finished_cell_is_kept(bench_settings, cells_that, log):
 
 def test_a_cell_of_another_version_is_run_again_and_said(bench_settings, cells_that, log, monkeypatch):
     settings = bench_settings()
-    demos = plan_cells(settings)[0]
-    begin(demos)
-    finish(demos, CellResult(2.0))
+    trial = plan_cells(settings)[-1]
+    begin(trial)
+    finish(trial, CellResult(2.0))
     monkeypatch.setattr(store, "__version__", "9.8.7")
     cells_that(lambda cell: CellResult(1.0))
-    assert run_cells(settings, print, 1, log)[demos.digest].seconds == 1.0
-    assert log.told[0] == ("outdated", demos.name, store.outdated(demos))
-    assert ("started", demos.name) in log.told
+    assert run_cells(settings, print, 1, log)[trial.digest].seconds == 1.0
+    assert log.told[0] == ("outdated", trial.name, store.outdated(trial))
+    assert ("started", trial.name) in log.told
 
 
 def test_a_failure_stops_only_what_needs_it(bench_settings, cells_that, log):
     settings = bench_settings(seeds=(0, 1), methods=("naive",))
 
     def work(cell):
-        if cell.name == "reach-smolvla-seed0":
+        if (cell.kind, cell.name) == ("base", "reach-smolvla-seed0"):
             raise CraftError("the disk is full")
         if cell.name == "reach-smolvla-naive-seed1":
             raise ZeroDivisionError("in the middle\nof it")
         return CellResult(1.0)
 
     cells_that(work)
-    assert len(run_cells(settings, print, 1, log)) == 2  # the demonstrations, and the base of seed 1
+    assert len(run_cells(settings, print, 1, log)) == 4  # the demonstrations, and the base of seed 1 with its trial
     assert [event[1:] for event in log.told if event[0] == "failed"] == [
         ("reach-smolvla-seed0", "the disk is full"),
         ("reach-smolvla-naive-seed0", "it needs base reach-smolvla-seed0"),
+        ("reach-smolvla-seed0", "it needs base reach-smolvla-seed0"),  # its trial
         ("reach-smolvla-naive-seed1", "ZeroDivisionError: in the middle"),
     ]
 
@@ -130,8 +131,8 @@ def test_a_cell_that_somebody_else_is_at_is_asked_for_again(bench_settings, cell
         return CellResult(1.0)
 
     cells_that(work)
-    assert len(run_cells(bench_settings(methods=("naive",)), print, 1, log)) == 3
-    assert asked.count("reach-smolvla-seed0") == 3
+    assert len(run_cells(bench_settings(methods=("naive",)), print, 1, log)) == 5
+    assert asked.count("reach-smolvla-seed0") == 4  # its trial is one of them
     assert log.told.count(("postponed", "reach-smolvla-seed0")) == 2
 
 

@@ -11,18 +11,18 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import read_results
 
 SMALL = ["--scenario=window,drawer", "--methods=naive,er", "--anchors=20", "--seeds=0,1"]
-RECORDED = CellResult(1.0, recorded={"old": Recorded(200, 4000), "new-plate-in": Recorded(100, 2000)})
+RECORDED = CellResult(1.0, recorded=Recorded(200, 4000))
 PLAYED = CellResult(2.0, train_seconds=1.0, step_seconds=0.1, command="craft train ...")
 
 
 def test_each_cell_is_listed_with_its_number_and_command(tmp_path, capsys):
     assert run([*SMALL, f"--output_dir={tmp_path}", "--list-cells"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    # Two scenarios: demonstrations, two bases, and two methods on each base.
-    assert len(lines) == 2 * (1 + 2 + 4)
-    number, command, name = lines[5].split("\t")
-    assert (number, name) == ("5", "base drawer-smolvla-seed1")
-    assert command == f"craft bench {' '.join(SMALL)} --output_dir={tmp_path} --cell=5"
+    # Two scenarios: demonstrations of old and new tasks, two bases with a trial each, and two methods on each base.
+    assert len(lines) == 2 * (2 + 2 + 2 + 4)
+    number, command, name = lines[19].split("\t")
+    assert (number, name) == ("19", "trial drawer-smolvla-seed1")
+    assert command == f"craft bench {' '.join(SMALL)} --output_dir={tmp_path} --cell=19"
     assert not list(tmp_path.iterdir())
 
 
@@ -35,8 +35,8 @@ def test_the_list_is_the_same_for_all_machines(tmp_path, capsys):
 
 
 def test_a_cell_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(CraftError, match="--cell=14: this bench has the cells 0 to 13"):
-        run([*SMALL, f"--output_dir={tmp_path}", "--cell=14"])
+    with pytest.raises(CraftError, match="--cell=20: this bench has the cells 0 to 19"):
+        run([*SMALL, f"--output_dir={tmp_path}", "--cell=20"])
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_one_cell_has_one_thread_as_those_of_workers_have(tmp_path, cells_run, m
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert run([*SMALL, f"--output_dir={tmp_path}", "--cell=5"]) == 0
+        assert run([*SMALL, f"--output_dir={tmp_path}", "--cell=19"]) == 0
         assert cells_run == {"drawer-smolvla-seed1": (1, "1")}
         assert (torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")) == (3, None)
     finally:
@@ -69,13 +69,13 @@ def test_one_cell_has_one_thread_as_those_of_workers_have(tmp_path, cells_run, m
 
 
 def test_one_cell_of_another_version_says_that_it_is_run_again(tmp_path, cells_run, monkeypatch, capsys):
-    cell = [*SMALL, f"--output_dir={tmp_path}", "--cell=5"]
+    cell = [*SMALL, f"--output_dir={tmp_path}", "--cell=19"]
     assert run(cell) == 0
     assert "again" not in capsys.readouterr().out
     monkeypatch.setattr(store, "__version__", "9.8.7")
     assert run(cell) == 0
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith("base drawer-smolvla-seed1 is run again: its result was made by version ")
+    assert first.startswith("trial drawer-smolvla-seed1 is run again: its result was made by version ")
 
 
 def test_a_policy_without_instructions_has_a_scenario(tmp_path, cells_run, capsys):
@@ -84,10 +84,12 @@ def test_a_policy_without_instructions_has_a_scenario(tmp_path, cells_run, capsy
     assert run([*arguments, "--list-cells"]) == 0
     assert [line.split("\t")[2] for line in capsys.readouterr().out.splitlines()] == [
         "demos apart",
+        "demos apart-plate-in",
         "base apart-act-seed0",
         "run apart-act-naive-seed0",
         "run apart-act-er-20frames-seed0",
         "run apart-act-craft-20frames-seed0",
+        "trial apart-act-seed0",
     ]
     assert run([*arguments, "--jobs=1"]) == 0
     table = capsys.readouterr().out

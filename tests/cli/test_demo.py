@@ -19,7 +19,7 @@ def outcome(cell):
             cell.strip(task).write_bytes(PNG)
         return CellResult(1.0)
     if cell.kind == "demos":
-        return CellResult(1.0, recorded={"old": Recorded(200, 4000), "new-faucet-close": Recorded(100, 2000)})
+        return CellResult(1.0, recorded=Recorded(200, 4000))
     first, new = RATES[cell.method.name] if cell.kind == "run" else (5, 0)
     successes = {task: [True] * 5 for task in cell.tasks}
     successes |= {"faucet-open": [True] * first + [False] * (5 - first), "faucet-close": [i < new for i in range(5)]}

@@ -89,7 +89,7 @@ def shown(default: object) -> str:
         return "unset"
     if default == REQUIRED:
         return REQUIRED
-    if default == "":
+    if default in ("", ()):
         return "empty"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
