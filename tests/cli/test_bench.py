@@ -94,7 +94,7 @@ def test_a_policy_without_instructions_has_a_scenario(tmp_path, cells_run, capsy
     assert run([*arguments, "--jobs=1"]) == 0
     table = capsys.readouterr().out
     assert "run apart-act-naive-seed0: old 1.00, new 1.00; 2 s" in table  # no word of a scene that is shared
-    assert "| CRaFT (initial_lambda=3) | 20 | 1.00 [0.34, 1.00] | - | 1.00 [0.21, 1.00] |" in table
+    assert "| 20 frames | CRaFT (initial_lambda=3) | 1.00 [0.34, 1.00] |" in table
     assert all(found.same_scene == [] for found in read_results(tmp_path / "results.json").runs)
     assert "CRaFT" in (tmp_path / "report.html").read_text()
 

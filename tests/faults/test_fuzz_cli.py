@@ -77,6 +77,8 @@ class Watch:
         else:
             return
         for path in paths:
+            if "__pycache__" in str(path):  # Python keeps what it compiled when a module is imported for the first time
+                continue
             if isinstance(path, str | os.PathLike) and not str(Path(path).absolute()).startswith(self._allowed):
                 self.found.append((event, str(path)))
 
