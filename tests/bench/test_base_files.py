@@ -43,3 +43,11 @@ def test_weights_of_another_policy_are_refused(checkpoint, tmp_path):
     keep(checkpoint(1), tmp_path / "base.safetensors")
     with pytest.raises(CraftError, match="holds the weights of another policy"):
         restore(checkpoint(2, width=6), tmp_path / "base.safetensors", tmp_path / "restored")
+
+
+def test_a_damaged_file_is_named(checkpoint, tmp_path):
+    file = tmp_path / "base.safetensors"
+    keep(checkpoint(1), file)
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(CraftError, match=r"base\.safetensors is damaged .*: remove it"):
+        restore(checkpoint(2), file, tmp_path / "restored")

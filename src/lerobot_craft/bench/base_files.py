@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
@@ -42,9 +43,12 @@ def restore(start: Path, file: Path, checkpoint: Path) -> None:
         checkpoint: Where to put the trained one.
 
     Raises:
-        CraftError: The file has other weights than the policy.
+        CraftError: The file is damaged, or has other weights than the policy.
     """
-    untrained, kept = load_file(start / WEIGHTS), load_file(file)
+    try:
+        untrained, kept = load_file(start / WEIGHTS), load_file(file)
+    except SafetensorError as error:
+        raise CraftError(f"{file} is damaged ({error}): remove it, and the base policy is trained") from error
     if {name: value.shape for name, value in untrained.items()} != {name: value.shape for name, value in kept.items()}:
         raise CraftError(f"{file} holds the weights of another policy: remove it, and the base policy is trained")
     shutil.copytree(start, checkpoint)

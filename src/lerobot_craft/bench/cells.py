@@ -134,7 +134,7 @@ class Demos(Cell):
 
     @property
     def seed(self) -> int:
-        """Of start states and noise."""
+        """Seeds the start states and the noise of the recording."""
         return OLD_SEED if self.is_old else NEW_SEED
 
     @property
@@ -176,7 +176,7 @@ class Base(Cell):
 
     @property
     def instructions(self) -> list[str]:
-        """Of all tasks, old and new."""
+        """Instructions of all tasks, old and new."""
         return [find_task(task).instruction for task in self.tasks]
 
     @property
