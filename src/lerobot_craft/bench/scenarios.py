@@ -132,6 +132,20 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "lever-pull"))
     ),
+    # The same three questions with five old tasks, three of which carry something: a base policy that sees learns these
+    # in half the time (decision 0030).
+    *(
+        Scenario(
+            f"five-{name}",
+            "final",
+            old=("lift-red", "drawer-open", "sweep", "plate-out", "coffee-button"),
+            new=(new,),
+            trunk="five",
+        )
+        for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "window-close"))
+    ),
+    # Few and easy, for pi0_fast: its base policies cost most.
+    Scenario("cabinet", "final", old=("drawer-open", "plate-out", "coffee-button"), new=("drawer-close",)),
     # Five instructions, one table: every old task happens in the new one's scene.
     Scenario(
         "table",
