@@ -58,6 +58,7 @@ def of_policy(flags):
 def flags_of(verb):
     """Every flag that a verb takes."""
     from lerobot_craft.anchors.recipe import BuildConfig
+    from lerobot_craft.evaluation.listening import ListenFlags
     from lerobot_craft.lerobot_api.eval_flags import EvalFlags
 
     if verb == "train":
@@ -70,6 +71,8 @@ def flags_of(verb):
         return {"--help"}
     if verb == "eval":
         return names_of(EvalFlags) | {"--env.discover_packages_path"} | of_policy(train_flags())
+    if verb == "listen":
+        return names_of(ListenFlags) | of_policy(train_flags())
     module = {"bench": bench, "demo": demo, "report": report, "doctor": doctor}[verb]
     return {*options_of(module.run), "--help"}
 

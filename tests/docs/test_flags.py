@@ -57,6 +57,12 @@ def test_every_flag_of_eval_with_its_default():
     assert flags == as_shown(own)
 
 
+def test_every_flag_of_listen_with_its_default():
+    from lerobot_craft.evaluation.listening import ListenFlags
+
+    assert told(section(PAGE, "craft listen")) == as_shown(defaults_of(ListenFlags))
+
+
 @pytest.mark.parametrize("verb", [bench, demo, report, doctor], ids=lambda verb: verb.__name__.rpartition(".")[2])
 def test_every_option_of_the_other_verbs_with_its_default(verb):
     title = f"craft {verb.__name__.rpartition('.')[2]}"

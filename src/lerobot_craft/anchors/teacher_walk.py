@@ -15,12 +15,11 @@ from lerobot_craft.anchors.motion import Motion, fit_motion
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.walk import walk
 from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
-from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.lerobot_api.preload_columns import numbers
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
-from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.teacher.load import Teacher, executed_chunk
 from lerobot_craft.teacher.processors import normalizer_stats
 
 ACTION = "action"
@@ -51,7 +50,7 @@ def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[
         for group in groups:
             frames = {**group.frames, STATE: end_histories_at(group.frames[STATE], state[group.walks])}
             batch = policy_batch(frames, datasets[group.dataset].meta.camera_keys, teacher.preprocessor)
-            chunks.append(_actions(teacher, policy, batch, (plan.seed, int(group.walks[0]), step))[:, :horizon])
+            chunks.append(executed_chunk(teacher, policy, batch, (plan.seed, int(group.walks[0]), step))[:, :horizon])
         return _in_order(groups, chunks)
 
     drawn = plan.drawn[plan.walk_starts()].tolist()
@@ -98,17 +97,6 @@ def _motion(datasets: Sequence[Any], horizon: int) -> Motion:
         first += int(episode.max()) + 1
     states, actions = (torch.cat([numbers(dataset, name) for dataset in datasets]) for name in (STATE, ACTION))
     return fit_motion(states, actions, np.concatenate(episodes), horizon)
-
-
-@torch.no_grad()
-def _actions(teacher: Teacher, policy: Any, batch: Any, seed: tuple[int, ...]) -> Tensor:
-    """The teacher's chunk [B, H, A] as the robot executes it; its noise depends on the seed alone."""
-    mixed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
-    with torch.random.fork_rng(), autocast(teacher.config):
-        torch.manual_seed(mixed)
-        chunk = policy.predict_action_chunk(batch)
-    executed: Tensor = teacher.postprocessor(chunk)
-    return executed.float().cpu()
 
 
 def _last(states: Tensor) -> Tensor:

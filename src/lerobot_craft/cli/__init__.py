@@ -37,6 +37,9 @@ VERBS = {
     "cache": Verb("lerobot_craft.cli.cache", "keep what the teacher makes of chosen inputs: build, info, verify"),
     "train": Verb("lerobot_craft.cli.train", "fine-tune as lerobot-train does, and keep what the policy could do"),
     "eval": Verb("lerobot_craft.cli.eval", "success of checkpoints on tasks, as a matrix with intervals"),
+    "listen": Verb(
+        "lerobot_craft.cli.listen", "does the policy still tell its instructions apart? no simulator needed"
+    ),
     "demo": Verb("lerobot_craft.cli.demo", "forgetting and its cure in a simulator, end to end, while you wait"),
     "bench": Verb("lerobot_craft.cli.bench", "compare methods in simulation: what each keeps, learns and costs"),
     "report": Verb("lerobot_craft.cli.report", "turn results into one HTML page to look at and to send"),

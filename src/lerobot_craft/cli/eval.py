@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lerobot_craft import __version__
-from lerobot_craft.cli.flags import parse_flags, take_policy_flags
+from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flags, whole_flag
 from lerobot_craft.errors import CraftError
 
 if TYPE_CHECKING:
@@ -35,14 +35,13 @@ observations into the policies', as in lerobot-eval.
 flags:
 """
 _PLUGINS = "--env.discover_packages_path"
-_LAST = "checkpoints/last/pretrained_model"  # of a training's output directory
 REPORT_FILE = "report.html"
 
 
 def run(argv: list[str]) -> int:
     """Play what is missing, print the matrix, write the page, and return 0."""
     named = [argument for argument in argv if not argument.startswith("-")]
-    policy, rest = take_policy_flags([_whole(argument) for argument in argv if argument.startswith("-")])
+    policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
     plugins = [flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS)]
     _register([*policy.plugins, *plugins])
     from lerobot_craft.lerobot_api.eval_flags import EvalFlags
@@ -58,13 +57,6 @@ def run(argv: list[str]) -> int:
     _show(evaluation, settings.output_dir)
     _fill_in(cards, evaluation)
     return 0
-
-
-def _whole(flag: str) -> str:
-    # What stands alone is a checkpoint, so a flag must bring its value.
-    if "=" not in flag and flag not in ("-h", "--help"):
-        raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
-    return flag
 
 
 def _register(plugins: Sequence[str]) -> None:
@@ -87,8 +79,7 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
     for argument in named:
         name, equals, place = argument.partition("=")
         path = Path(place if equals else argument)
-        last = path / _LAST
-        found.append(Candidate(name if equals else argument.rstrip("/"), last if last.is_dir() else path))
+        found.append(Candidate(name if equals else argument.rstrip("/"), checkpoint_in(path)))
     doubled = [one.name for i, one in enumerate(found) if one.name in {other.name for other in found[:i]}]
     if doubled:
         raise CraftError(f"two checkpoints are called {doubled[0]}: name them apart, NAME=CHECKPOINT")

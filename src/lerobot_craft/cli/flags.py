@@ -10,6 +10,7 @@ from lerobot_craft.errors import CraftError
 
 _POLICY = "--policy."
 _PLUGINS = "discover_packages_path"
+_LAST = "checkpoints/last/pretrained_model"  # of a training's output directory
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
     path = found.pop("path", None)
     plugins = tuple(name for name in found.pop(_PLUGINS, "").split(",") if name)
     return PolicyFlags(path, tuple(f"--{name}={value}" for name, value in found.items()), plugins), rest
+
+
+def whole_flag(flag: str) -> str:
+    """A flag of a verb whose other arguments are checkpoints: what stands alone is one, so a flag brings its value."""
+    if "=" not in flag and flag not in ("-h", "--help"):
+        raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
+    return flag
+
+
+def checkpoint_in(path: Path) -> Path:
+    """The last checkpoint of a training's output directory; any other path as it is."""
+    last = path / _LAST
+    return last if last.is_dir() else path
 
 
 def parse_flags[Config](

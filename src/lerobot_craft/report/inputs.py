@@ -7,6 +7,7 @@ from pathlib import Path
 from lerobot_craft.anchors.files import read_bytes
 from lerobot_craft.anchors.strict_json import StrictJSONError, parse_object
 from lerobot_craft.errors import CraftError
+from lerobot_craft.evaluation.listening import LISTENING_FILE, Listening, read_listening
 from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, read_evaluation
 from lerobot_craft.evaluation.results import Results, read_results
 from lerobot_craft.report.filmstrips import Strip, load_strips
@@ -16,8 +17,12 @@ from lerobot_craft.training.records.journal import METRICS_FILE
 RESULTS_FILE = "results.json"
 _WANTED = (
     f"Give the output directory of `craft train` ({METRICS_FILE} is in it), of `craft bench` or `craft demo` "
-    f"({RESULTS_FILE}) or of `craft eval` ({EVALUATION_FILE}), or one of the two JSON files itself."
+    f"({RESULTS_FILE}), of `craft eval` ({EVALUATION_FILE}) or of `craft listen` ({LISTENING_FILE}), or one of these "
+    "three JSON files itself."
 )
+
+# A field that only this kind of file has; what is wrong in a file, its own reader says best.
+_TELLING = {RESULTS_FILE: "runs", EVALUATION_FILE: "rows", LISTENING_FILE: "told_apart_before"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,7 @@ class Inputs:
 
     sources: list[Source] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    listenings: list[Listening] = field(default_factory=list)
     trainings: list[TrainingRun] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -58,7 +64,8 @@ def _files_of(path: Path) -> list[Path]:
         raise CraftError(f"{path}: there is no such file or directory. {_WANTED}")
     if path.is_file():
         return [path]
-    files = [file for name in (RESULTS_FILE, EVALUATION_FILE, METRICS_FILE) if (file := path / name).is_file()]
+    known = (RESULTS_FILE, EVALUATION_FILE, LISTENING_FILE, METRICS_FILE)
+    files = [file for name in known if (file := path / name).is_file()]
     if not files:
         raise CraftError(f"{path}: there is nothing in it to show. {_WANTED}")
     return files
@@ -68,9 +75,12 @@ def _add(found: Inputs, file: Path) -> None:
     if file.resolve() in {known.resolve() for known in found.files}:
         raise CraftError(f"{file} is given twice: it would count twice. Name it once.")
     found.files.append(file)
-    if file.name == METRICS_FILE:
+    kind = _kind_of(file)
+    if kind == METRICS_FILE:
         found.trainings.append(read_training(file.parent))
-    elif _is_evaluation(file):
+    elif kind == LISTENING_FILE:
+        found.listenings.append(read_listening(file))
+    elif kind == EVALUATION_FILE:
         evaluation = read_evaluation(file)
         if not evaluation.tasks:
             raise CraftError(f"{file}: nothing is played in it yet. Let `craft eval` finish a task, then try again.")
@@ -87,14 +97,15 @@ def load_source(file: Path) -> Source:
     return Source(results, load_strips(results.media, file.parent))
 
 
-def _is_evaluation(file: Path) -> bool:
-    """By its content: dated copies have other names. What is wrong in a file, its own reader says best."""
-    if file.name in (RESULTS_FILE, EVALUATION_FILE):
-        return file.name == EVALUATION_FILE
+def _kind_of(file: Path) -> str:
+    """The name that such a file has by default. Dated copies have other names: their content tells."""
+    if file.name in _TELLING or file.name == METRICS_FILE:
+        return file.name
     try:
         content = parse_object(read_bytes(file))
     except StrictJSONError as error:
-        raise CraftError(f"{file} is neither results nor an evaluation ({error}). {_WANTED}") from error
-    if "runs" not in content and "rows" not in content:
-        raise CraftError(f"{file} is neither results nor an evaluation. {_WANTED}")
-    return "rows" in content
+        raise CraftError(f"{file} is none of these ({error}). {_WANTED}") from error
+    for name, field_of_it in _TELLING.items():
+        if field_of_it in content:
+            return name
+    raise CraftError(f"{file} is none of these. {_WANTED}")

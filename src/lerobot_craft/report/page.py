@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from lerobot_craft.evaluation.comparison import compare_with
+from lerobot_craft.evaluation.listening import Listening
 from lerobot_craft.evaluation.matrix import Evaluation
 from lerobot_craft.evaluation.results import Results
 from lerobot_craft.evaluation.summary import collect
@@ -13,6 +14,7 @@ from lerobot_craft.report.headline import headline
 from lerobot_craft.report.heatmap import heatmaps
 from lerobot_craft.report.inputs import Inputs, Source
 from lerobot_craft.report.layout import Dated, page, stamp
+from lerobot_craft.report.listening_page import listening_grid
 from lerobot_craft.report.markup import Markup, element, fragment
 from lerobot_craft.report.planes import drift_planes, retention_planes
 from lerobot_craft.report.provenance import commands, how_measured
@@ -37,12 +39,14 @@ def render(inputs: Inputs, results: Results) -> str:
     runs, evaluations, trainings = results.runs, inputs.evaluations, inputs.trainings
     originals = [source.results for source in inputs.sources]
     strips = [strip for source in inputs.sources for strip in source.strips]
+    typed = [commands(originals) if runs else None, *_lines([*evaluations, *inputs.listenings])]
     sections = (
         ("What is kept, what is learnt", main_tables(results.summary) if results.summary else None),
         ("Against replay with as many old frames", comparison_table(compare_with(runs, _REFERENCE))),
         ("The same prompt, before and after", filmstrips(strips)),
         ("Retention and plasticity", retention_planes(results.summary, evaluations)),
         ("Task by task", _all([heatmaps(runs), *map(success_grid, evaluations)])),
+        ("Does it still listen?", _all(map(listening_grid, inputs.listenings))),
         ("Sequences of tasks", _all([sequences(runs, results.sequences), *map(score_table, evaluations)])),
         ("Does drift foretell forgetting?", drift_planes(runs, results.correlations)),
         ("Drift, budget and multipliers", traces(trainings)),
@@ -50,7 +54,7 @@ def render(inputs: Inputs, results: Results) -> str:
         ("What it costs", _all([cost_table(results.summary), training_costs(trainings)])),
         ("How it was measured", how_measured(runs) if runs else None),
         ("Checkpoints", _all(map(checkpoint_table, evaluations))),
-        ("Commands", _all([commands(originals) if runs else None, *_lines(evaluations), training_commands(trainings)])),
+        ("Commands", _all([*typed, training_commands(trainings)])),
     )
     unplayed = None if runs or evaluations else element("p", _NO_ROLLOUTS, class_="headline")
     return page(_TITLE, [headline(results.summary), unplayed, stamp(_dated(inputs))], sections)
@@ -61,10 +65,10 @@ def _all(parts: Iterable[Markup | None]) -> Markup | None:
     return fragment(*parts) or None
 
 
-def _lines(evaluations: Sequence[Evaluation]) -> list[Markup]:
-    return [element("pre", element("code", evaluation.command)) for evaluation in evaluations]
+def _lines(inputs: Sequence[Evaluation | Listening]) -> list[Markup]:
+    return [element("pre", element("code", one.command)) for one in inputs]
 
 
 def _dated(inputs: Inputs) -> list[Dated]:
     records = [run.record for run in inputs.trainings if run.record is not None]
-    return [*(source.results for source in inputs.sources), *inputs.evaluations, *records]
+    return [*(source.results for source in inputs.sources), *inputs.evaluations, *inputs.listenings, *records]

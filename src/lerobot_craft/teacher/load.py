@@ -3,10 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 
-from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy, load_policy_config
+from lerobot_craft.lerobot_api.policies import PolicyConfig, autocast, load_policy, load_policy_config
 from lerobot_craft.lerobot_api.processors import Processor, load_processors
 from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.weights import check_weights, require_weights
@@ -48,3 +51,21 @@ def load_teacher(path: str | Path, overrides: Sequence[str] = ()) -> Teacher:
     check_weights(policy, directory)
     preprocessor, postprocessor = load_processors(config)
     return Teacher(policy, preprocessor, postprocessor, config, fingerprint(policy, preprocessor, postprocessor))
+
+
+@torch.no_grad()
+def executed_chunk(teacher: Teacher, policy: Any, batch: Any, seed: tuple[int, ...]) -> Tensor:
+    """A teacher's chunk [B, H, A] as the robot executes it; its noise depends on the seed alone.
+
+    Args:
+        teacher: Whose processors and settings are used.
+        policy: Its network, in eval mode.
+        batch: As its preprocessor returns it.
+        seed: Of the noise.
+    """
+    mixed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    with torch.random.fork_rng(), autocast(teacher.config):
+        torch.manual_seed(mixed)
+        chunk = policy.predict_action_chunk(batch)
+    executed: Tensor = teacher.postprocessor(chunk)
+    return executed.float().cpu()

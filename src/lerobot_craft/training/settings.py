@@ -120,6 +120,18 @@ def save_craft_config(craft: CraftConfig, directory: Path) -> None:
     (directory / CRAFT_CONFIG_FILE).write_text(json.dumps(as_json(craft), indent=4) + "\n")
 
 
+def saved_old_instructions(directory: Path) -> str | None:
+    """`old_instructions` of the run that wrote a checkpoint; None where it had none, or was no run of CRaFT."""
+    saved = _in_directory(directory)
+    if saved is None:
+        return None
+    try:
+        found = json.loads(saved.read_text(encoding="utf-8")).get("old_instructions")
+    except (ValueError, AttributeError) as error:
+        raise CraftError(f"{saved} is damaged ({error}): copy the checkpoint again") from error
+    return found if isinstance(found, str) else None
+
+
 def as_json(craft: CraftConfig) -> dict[str, Any]:
     """Every setting as a JSON value."""
     import draccus

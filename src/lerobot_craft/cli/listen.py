@@ -1,0 +1,109 @@
+"""`craft listen`: does a policy still tell its instructions apart after fine-tuning? No simulator, no robot."""
+
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lerobot_craft import __version__
+from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flags, whole_flag
+from lerobot_craft.errors import CraftError
+
+if TYPE_CHECKING:
+    from lerobot_craft.evaluation.listening import ListenFlags, Listening
+
+_USAGE = """usage: craft listen BEFORE AFTER --dataset.repo_id=NAME [--dataset.root=DIR] [flags]
+
+The same frames under every instruction, by the policy before and after fine-tuning. Where two instructions gave two
+movements before and give one now, the policy no longer listens to one of them. BEFORE and AFTER are what --policy.path
+takes, or the output directory of a training, whose last checkpoint counts. The dataset may be the new task's: no old
+frame is needed.
+
+  craft listen YOU/SMOLVLA outputs/new_task --dataset.repo_id=YOU/NEW_TASK --instructions="open the drawer; close it"
+
+--policy.x=y changes a setting of both policies, such as --policy.device=cuda.
+
+flags:
+"""
+REPORT_FILE = "report.html"
+
+
+def run(argv: list[str]) -> int:
+    """Let both policies act, print the table, write the page, and return 0."""
+    named = [argument for argument in argv if not argument.startswith("-")]
+    policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
+    if not {"-h", "--help"}.isdisjoint(rest):
+        print(_USAGE, flush=True)
+    elif len(named) != 2:
+        raise CraftError(f"`craft listen` compares two checkpoints, BEFORE and AFTER; {len(named)} are given")
+    elif not any(flag.startswith("--dataset.repo_id=") for flag in rest):
+        raise CraftError("give frames to act in: --dataset.repo_id=NAME, such as the new task's dataset")
+    import lerobot_craft.tiny  # noqa: F401  registers its policies
+    from lerobot_craft.evaluation.listening import LISTENING_FILE, ListenFlags, listening_table, write_listening
+    from lerobot_craft.evaluation.results import write_text
+    from lerobot_craft.lerobot_api.policies import load_plugin
+    from lerobot_craft.report.listening_page import render_listening
+
+    for package in policy.plugins:
+        load_plugin(package)
+    flags = parse_flags(ListenFlags, rest, "craft listen")
+    before, after = (checkpoint_in(Path(place)) for place in named)
+    found = _listen(flags, before, after, policy.overrides, shlex.join(["craft", "listen", *argv]))
+    flags.output_dir.mkdir(parents=True, exist_ok=True)
+    write_listening(flags.output_dir / LISTENING_FILE, found)
+    write_text(flags.output_dir / REPORT_FILE, render_listening(found))
+    print(f"\n{listening_table(found)}\n")
+    print(f"{flags.output_dir / LISTENING_FILE}\n{flags.output_dir / REPORT_FILE}")
+    return 0
+
+
+def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence[str], command: str) -> "Listening":
+    from tqdm import tqdm
+
+    from lerobot_craft.evaluation.listening import PASSES, SCHEMA, Listening, listen, take_frames
+    from lerobot_craft.lerobot_api.datasets import instructions, open_dataset
+    from lerobot_craft.lerobot_api.features import require_features
+    from lerobot_craft.policies import adapter_for
+    from lerobot_craft.teacher.load import load_teacher
+
+    addresses = flags.dataset.addresses("dataset")
+    if len(addresses) != 1:
+        raise CraftError(f"--dataset.repo_id names {len(addresses)} datasets: give one to act in")
+    ((repo_id, root),) = addresses
+    policy, fine_tuned = (load_teacher(checkpoint, overrides) for checkpoint in (before, after))
+    config = policy.config
+    dataset = open_dataset(repo_id, root, flags.dataset.revision, policy_config=config)
+    masks = adapter_for(config).masks_missing_cameras(policy.policy)
+    require_features(config, dataset.meta.features, dataset=repo_id, masks_missing_cameras=masks)
+    learned = instructions(dataset.meta)
+    told = list(dict.fromkeys([*_others(flags.instructions, after), *learned]))
+    if len(told) < 2:
+        raise CraftError(
+            f"there is one instruction to listen to, {told[0]!r}, and it takes two to tell apart: list the old ones as "
+            '--instructions="open the drawer; press the button"'
+        )
+    frames = take_frames(dataset, flags.frames, flags.batch_size, flags.seed)
+    with tqdm(total=PASSES * len(told) * len(frames.episode), desc="listening", unit="frame") as bar:
+        found = listen(policy, fine_tuned, frames, told, bar.update)
+    return Listening(
+        schema=SCHEMA,
+        craft_version=__version__,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command,
+        before=str(before),
+        after=str(after),
+        dataset=repo_id,
+        instructions=told,
+        learned=learned,
+        **found,
+    )
+
+
+def _others(given: str | None, after: Path) -> list[str]:
+    """Instructions beside the dataset's own: as given, or as the fine-tuned policy was told to keep."""
+    from lerobot_craft.anchors.plan import parse_old_instructions
+    from lerobot_craft.training.settings import saved_old_instructions
+
+    known = saved_old_instructions(after) if given is None else given
+    return [] if known is None else parse_old_instructions(known)
