@@ -58,7 +58,7 @@ def of_policy(flags):
 def flags_of(verb):
     """Every flag that a verb takes."""
     from lerobot_craft.anchors.recipe import BuildConfig
-    from lerobot_craft.evaluation.listening import ListenFlags
+    from lerobot_craft.evaluation.acting import ListenFlags
     from lerobot_craft.lerobot_api.eval_flags import EvalFlags
 
     if verb == "train":

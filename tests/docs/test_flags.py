@@ -58,7 +58,7 @@ def test_every_flag_of_eval_with_its_default():
 
 
 def test_every_flag_of_listen_with_its_default():
-    from lerobot_craft.evaluation.listening import ListenFlags
+    from lerobot_craft.evaluation.acting import ListenFlags
 
     assert told(section(PAGE, "craft listen")) == as_shown(defaults_of(ListenFlags))
 

@@ -86,7 +86,7 @@ def test_what_is_missing_or_damaged_is_named(content, complaint, tmp_path):
 @pytest.mark.parametrize("text", ["no json", json.dumps({"some": "thing"}), "[]"])
 def test_a_file_of_another_kind_is_refused(text, tmp_path):
     (tmp_path / "some.json").write_text(text)
-    with pytest.raises(CraftError, match=r"some\.json is neither results nor an evaluation"):
+    with pytest.raises(CraftError, match=r"some\.json holds no results, evaluation or listening"):
         load_inputs([tmp_path / "some.json"])
 
 

@@ -11,7 +11,8 @@ from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flag
 from lerobot_craft.errors import CraftError
 
 if TYPE_CHECKING:
-    from lerobot_craft.evaluation.listening import ListenFlags, Listening
+    from lerobot_craft.evaluation.acting import ListenFlags
+    from lerobot_craft.evaluation.listening import Listening
 
 _USAGE = """usage: craft listen BEFORE AFTER --dataset.repo_id=NAME [--dataset.root=DIR] [flags]
 
@@ -40,7 +41,8 @@ def run(argv: list[str]) -> int:
     elif not any(flag.startswith("--dataset.repo_id=") for flag in rest):
         raise CraftError("give frames to act in: --dataset.repo_id=NAME, such as the new task's dataset")
     import lerobot_craft.tiny  # noqa: F401  registers its policies
-    from lerobot_craft.evaluation.listening import LISTENING_FILE, ListenFlags, listening_table, write_listening
+    from lerobot_craft.evaluation.acting import ListenFlags
+    from lerobot_craft.evaluation.listening import LISTENING_FILE, listening_table, write_listening
     from lerobot_craft.evaluation.results import write_text
     from lerobot_craft.lerobot_api.policies import load_plugin
     from lerobot_craft.report.listening_page import render_listening
@@ -61,7 +63,8 @@ def run(argv: list[str]) -> int:
 def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence[str], command: str) -> "Listening":
     from tqdm import tqdm
 
-    from lerobot_craft.evaluation.listening import PASSES, SCHEMA, Listening, listen, take_frames
+    from lerobot_craft.evaluation.acting import PASSES, listen, take_frames
+    from lerobot_craft.evaluation.listening import SCHEMA, Listening
     from lerobot_craft.lerobot_api.datasets import instructions, open_dataset
     from lerobot_craft.lerobot_api.features import require_features
     from lerobot_craft.policies import adapter_for

@@ -11,65 +11,26 @@ Both sides of a difference are drawn with the same noise. `variation` is D betwe
 instruction: a pair that is not further apart than that was not told apart before either, and gone is not known.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from lerobot_craft.anchors.cross import spread_of
 from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.frames import choose_frames
-from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
-from lerobot_craft.anchors.teacher_walk import ACTION
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.intervals import CONFIDENCE
+from lerobot_craft.evaluation.intervals import CONFIDENCE, FloatArray
 from lerobot_craft.evaluation.results import Estimate
 from lerobot_craft.evaluation.versioned import read_versioned
-from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
-from lerobot_craft.lerobot_api.processors import policy_batch
-from lerobot_craft.lerobot_api.reading import read_batches
-from lerobot_craft.policies import adapter_for, mode
-from lerobot_craft.teacher.load import Teacher, executed_chunk
-from lerobot_craft.teacher.processors import normalizer_stats
 
 SCHEMA = 1
 LISTENING_FILE = "listening.json"
 MOSTLY_GONE = 0.5  # from here on a sentence names the pair
 _RESAMPLES = 1000
-_NOISE, _OTHER_NOISE = 0, 1
-PASSES = 3  # over all frames and instructions: before, before with other noise, after
 _STILL = 1e-3  # of the spread of the dimension that moves most
-
-type Floats = npt.NDArray[np.float64]
-
-
-@dataclass
-class ListenFlags:
-    """What `craft listen` is asked for, beside the two checkpoints."""
-
-    # Frames to act in, such as the new task's. Their own instructions count as learned.
-    dataset: DatasetFlags = field(default_factory=DatasetFlags)
-    # What else to tell the policies: with ; between them, or a file with one per line. Unset: what AFTER was told to
-    # keep.
-    instructions: str | None = None
-    # Frames, spread over tasks, episodes and phases.
-    frames: int = 64
-    # Frames per forward pass.
-    batch_size: int = 32
-    # Of the choice of frames.
-    seed: int = 0
-    # Gets listening.json and report.html.
-    output_dir: Path = Path("outputs/listen")
-
-    def __post_init__(self) -> None:
-        for name in ("frames", "batch_size"):
-            if getattr(self, name) < 1:
-                raise CraftError(f"--{name} must be at least 1; got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -141,96 +102,8 @@ class Listening:
         return f"After fine-tuning, {name!r} does what {other!r} does: {share}."
 
 
-@dataclass(frozen=True)
-class Frames:
-    """Frames of a dataset, as a policy reads them.
-
-    Attributes:
-        batches: Raw, as `read_batches` gives them.
-        camera_keys: The dataset's cameras.
-        episode: int64 [F], the episode of each.
-    """
-
-    batches: Sequence[RawBatch]
-    camera_keys: Sequence[str]
-    episode: npt.NDArray[np.int64]
-
-
-def take_frames(dataset: Any, count: int, batch_size: int, seed: int) -> Frames:
-    """`count` frames of a dataset, or all that it has, spread over tasks, episodes and phases."""
-    table = frame_table(dataset)
-    rows = np.sort(choose_frames(table, count, seed))
-    parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
-    batches = list(read_batches([dataset], [(0, part) for part in parts]))
-    return Frames(batches, dataset.meta.camera_keys, table.episode[rows])
-
-
-def actions_under(
-    teacher: Teacher,
-    frames: Frames,
-    instructions: Sequence[str],
-    seed: int,
-    progress: Callable[[int], object] = lambda done: None,
-) -> Floats:
-    """What a policy does in every frame under every instruction [I, F, H, A], as the robot executes it.
-
-    Args:
-        teacher: The policy.
-        frames: Where it acts.
-        instructions: What it is told.
-        seed: Of its noise, which is the same for all instructions.
-        progress: Told how many more frames are done.
-    """
-    if not adapter_for(teacher.config).reads_instruction:
-        raise CraftError(f"{teacher.config.type} reads no instruction, so it cannot listen to one")
-    heard = []
-    with mode(teacher.policy, train=False):
-        for instruction in instructions:
-            chunks = []
-            for number, raw in enumerate(frames.batches):
-                size = len(raw["task"])
-                observed = {key: value for key, value in raw.items() if key.startswith("observation.")}
-                batch = policy_batch(
-                    {**observed, "task": [instruction] * size}, frames.camera_keys, teacher.preprocessor
-                )
-                chunks.append(executed_chunk(teacher, teacher.policy, batch, (seed, number)))
-                progress(size)
-            heard.append(torch.cat(chunks))
-    return torch.stack(heard).double().numpy()
-
-
-def listen(
-    before: Teacher,
-    after: Teacher,
-    frames: Frames,
-    instructions: Sequence[str],
-    progress: Callable[[int], object] = lambda done: None,
-) -> dict[str, Any]:
-    """The fields of `Listening` that are measured.
-
-    Raises:
-        CraftError: The two policies do not act alike, so that their actions cannot be compared.
-    """
-    first = actions_under(before, frames, instructions, _NOISE, progress)
-    again = actions_under(before, frames, instructions, _OTHER_NOISE, progress)
-    second = actions_under(after, frames, instructions, _NOISE, progress)
-    if first.shape != second.shape:
-        raise CraftError(
-            f"the policy before acts in chunks of {first.shape[2]} x {first.shape[3]} numbers, the one after in "
-            f"{second.shape[2]} x {second.shape[3]}: compare two checkpoints of one policy"
-        )
-    return compare(first, again, second, frames.episode, _spread(before, first))
-
-
-def _spread(teacher: Teacher, actions: Floats) -> Floats:
-    """Standard deviation [A] of the actions that a policy was trained on, or where it does not say of its own."""
-    known = normalizer_stats(teacher.postprocessor).get(ACTION)
-    spread: Floats = actions.std(axis=(0, 1, 2)) if known is None else spread_of(known).double().numpy()
-    return spread
-
-
 def compare(
-    before: Floats, again: Floats, after: Floats, episode: npt.NDArray[np.int64], spread: Floats
+    before: FloatArray, again: FloatArray, after: FloatArray, episode: npt.NDArray[np.int64], spread: FloatArray
 ) -> dict[str, Any]:
     """Matrices and intervals.
 
@@ -268,15 +141,15 @@ def compare(
     }
 
 
-def _squares(actions: Floats) -> Floats:
+def _squares(actions: FloatArray) -> FloatArray:
     """Mean squared difference of every two instructions in every frame [F, I, I], of actions [I, F, H, A]."""
     flat = actions.reshape(*actions.shape[:2], -1)  # [I, F, H * A]
     return np.stack([((frame[:, None] - frame[None, :]) ** 2).mean(axis=-1) for frame in flat.swapaxes(0, 1)])
 
 
 def _interval(
-    before: Floats, after: Floats, episode: npt.NDArray[np.int64]
-) -> tuple[Floats, Floats] | tuple[None, None]:
+    before: FloatArray, after: FloatArray, episode: npt.NDArray[np.int64]
+) -> tuple[FloatArray, FloatArray] | tuple[None, None]:
     """Bounds [I, I] of gone over draws of whole episodes: frames of one episode are alike. None with one episode."""
     episodes, member = np.unique(episode, return_inverse=True)
     if len(episodes) < 2:

@@ -104,8 +104,8 @@ def _kind_of(file: Path) -> str:
     try:
         content = parse_object(read_bytes(file))
     except StrictJSONError as error:
-        raise CraftError(f"{file} is none of these ({error}). {_WANTED}") from error
+        raise CraftError(f"{file} holds no results, evaluation or listening ({error}). {_WANTED}") from error
     for name, field_of_it in _TELLING.items():
         if field_of_it in content:
             return name
-    raise CraftError(f"{file} is none of these. {_WANTED}")
+    raise CraftError(f"{file} holds no results, evaluation or listening. {_WANTED}")
