@@ -129,10 +129,10 @@ def listen(
             f"the policy before acts in chunks of {first.shape[2]} x {first.shape[3]} numbers, the one after in "
             f"{second.shape[2]} x {second.shape[3]}: compare two checkpoints of one policy"
         )
-    return compare(first, again, second, frames.episode, _spread(before, first))
+    return compare(first, again, second, frames.episode, spread_of_actions(before, first))
 
 
-def _spread(teacher: Teacher, actions: FloatArray) -> FloatArray:
+def spread_of_actions(teacher: Teacher, actions: FloatArray) -> FloatArray:
     """Standard deviation [A] of the actions that a policy was trained on, or where it does not say of its own."""
     known = normalizer_stats(teacher.postprocessor).get(ACTION)
     spread: FloatArray = actions.std(axis=(0, 1, 2)) if known is None else spread_of(known).double().numpy()
