@@ -296,6 +296,22 @@ def test_that_holds_for_every_column_of_the_teacher(build, column):
         open_cache(cache)
 
 
+@pytest.mark.parametrize("kind", ["action", "hidden"])
+def test_a_forged_unit_of_the_budget_is_refused(build, kind):
+    cache = build("smolvla", retention_mode=kind)
+    honest = open_cache(cache).manifest.scales[0].values["mse"]
+    for forged in (0, -1, 1e308, float("nan"), 2 * honest):
+        edit_manifest(cache, lambda content, forged=forged: content["scales"][0]["values"].update(mse=forged))
+        with pytest.raises(CraftError, match=r"manifest\.json: .*(scales\[0\]\.values\.mse|NaN)"):
+            open_cache(cache)
+    edit_manifest(cache, lambda content: content["scales"][0]["values"].update(mse=honest))
+    open_cache(cache)
+    if kind == "hidden":
+        edit_manifest(cache, lambda content: next(iter(content["values"]["layer_scales"].values())).update(mse=1e308))
+        with pytest.raises(CraftError, match=r"values\.layer_scales\..*mse"):
+            open_cache(cache)
+
+
 def test_the_logarithm_of_an_empty_tail_is_allowed_and_nothing_else(build):
     cache = build("pi0_fast", retention_mode="action")
     rewrite_shard(cache, lambda tensors: tensors["target"][0, -1].fill_(float("-inf")))

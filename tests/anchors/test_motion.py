@@ -3,7 +3,10 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.motion import fit_motion
+from lerobot_craft.anchors.teacher_walk import _motion
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import open_dataset
+from tests.faults.test_bad_input import poison
 
 HORIZON = 4
 
@@ -55,3 +58,11 @@ def test_a_state_that_does_not_follow_is_refused():
     states, actions, episode = recorded()
     with pytest.raises(CraftError, match="no dimension of the new data's"):
         fit_motion(torch.randn(states.shape, generator=torch.Generator().manual_seed(0)), actions, episode, HORIZON)
+
+
+@pytest.mark.parametrize("name", ["action", "observation.state"])
+def test_a_value_that_is_no_number_is_named_by_its_frame(anchor_data, tmp_path, name):
+    poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=3, name=name)
+    dataset = open_dataset("local/new", poisoned)
+    with pytest.raises(CraftError, match=rf"{name} of local/new is NaN or infinite in frame 3 of episode 1: "):
+        _motion([dataset], 2)

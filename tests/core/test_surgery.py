@@ -182,6 +182,37 @@ def test_a_gradient_too_short_to_divide_by_is_zero():
     assert merge_weights(Gram.of(g, noise), 1.0, Surgery()) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "ratio", "conflict"),
+    [
+        (torch.float64, 1e-7, True),
+        (torch.float32, 1e-7, False),
+        (torch.float32, 1e-5, True),
+        (torch.bfloat16, 1e-2, False),
+        (torch.bfloat16, 1e-1, True),
+    ],
+)
+def test_no_conflict_is_found_in_rounding(dtype, ratio, conflict):
+    t = gradients(1)
+    r = [-ratio * x for x in t]
+    whole, parts = Gram.by_part(t, r, [0, 0, 1, 1], None, dtype)
+    weights = merge_weights(whole, 2.0, Surgery())
+    assert weights.conflict is conflict
+    assert [gram.has_direction for gram in (whole, *parts)] == [conflict] * 3
+    if not conflict:
+        assert (whole.cos, weights.task, weights.retention) == (0.0, 1.0, 2.0), "the pull stays, the task is untouched"
+
+
+@pytest.mark.parametrize("size", [1e-36, 1e-26, 1e-12, 1e12, 1e20, 1e36])
+def test_no_finite_size_hides_a_conflict_or_makes_one(size):
+    t = [torch.tensor([1.0, 2.0]) * size, torch.tensor([3.0]) * size]
+    r = [torch.tensor([-1.0, 0.0]) * size, torch.tensor([0.5]) * size]
+    gram = Gram.of(t, r)
+    assert gram.task_norm == pytest.approx(math.sqrt(14) * size, rel=1e-5)
+    assert gram.cos == pytest.approx(0.5 / math.sqrt(14 * 1.25), rel=1e-5)
+    assert project_if_conflict(t, [-x for x in r])[1]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("which", ["task", "retention"])
 def test_non_finite_gradients_are_refused_by_name(which, bad):

@@ -157,8 +157,8 @@ def test_two_runs_into_one_directory(constrained, craft_train, tmp_path, capfd):
     assert "the run was begun with --seed=7 and cannot go on with --seed=8" in capfd.readouterr().err.splitlines()[-1]
 
 
-def poison(root: Path, copy: Path, episode: int, frame: int) -> Path:
-    """The same dataset with NaN in the actions of one frame."""
+def poison(root: Path, copy: Path, episode: int, frame: int, name: str = "action") -> Path:
+    """The same dataset with NaN in the actions, or another feature, of one frame."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -168,9 +168,9 @@ def poison(root: Path, copy: Path, episode: int, frame: int) -> Path:
     places = zip(table["episode_index"].to_pylist(), table["frame_index"].to_pylist(), strict=True)
     actions = [
         [float("nan")] * len(action) if place == (episode, frame) else action
-        for place, action in zip(places, table["action"].to_pylist(), strict=True)
+        for place, action in zip(places, table[name].to_pylist(), strict=True)
     ]
-    column = table.schema.get_field_index("action")
+    column = table.schema.get_field_index(name)
     table = table.set_column(column, table.schema.field(column), pa.array(actions, table.schema.field(column).type))
     pq.write_table(table, file)
     return copy

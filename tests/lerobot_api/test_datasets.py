@@ -53,6 +53,25 @@ def test_a_choice_of_episodes_has_its_own_rows(root):
     assert batch["frame_index"].tolist() == table.position.tolist()
 
 
+def test_a_table_of_tasks_that_lacks_an_instruction_is_named(root, tmp_path):
+    import pandas as pd
+
+    copy = copied(root, tmp_path)
+    tasks = pd.read_parquet(copy / "meta" / "tasks.parquet")
+    tasks.iloc[:-1].to_parquet(copy / "meta" / "tasks.parquet")
+    last = len(tasks) - 1
+    with pytest.raises(CraftError, match=rf"has task_index {last}, and meta/tasks\.parquet lists {last} "):
+        frame_table(open_dataset("local/drawers", copy))
+
+
+@pytest.mark.parametrize("lost", ["meta/tasks.parquet", "meta/episodes"])
+def test_metadata_that_are_missing_are_named_and_the_network_is_not(root, tmp_path, lost):
+    copy = copied(root, tmp_path)
+    shutil.rmtree(copy / lost) if (copy / lost).is_dir() else (copy / lost).unlink()
+    with pytest.raises(CraftError, match=f"is incomplete: {lost}/? is missing"):
+        open_dataset("local/drawers", copy)
+
+
 def test_the_table_needs_no_pictures(video_root, tmp_path):
     root = copied(video_root, tmp_path)
     for video in root.rglob("*.mp4"):

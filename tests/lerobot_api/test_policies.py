@@ -1,9 +1,11 @@
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from lerobot_craft.lerobot_api.policies import autocast, autocast_name
+from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import autocast, autocast_name, load_policy_config, require_config
 from lerobot_craft.lerobot_api.processors import policy_batch
 
 
@@ -48,3 +50,12 @@ def test_byte_images_become_floats_before_the_preprocessor_and_the_raw_batch_sta
     assert batch["seen"]
     assert raw["front"] is image
     assert "seen" not in raw
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: b"[1]"])
+def test_a_cut_config_is_named(checkpoints, tmp_path, damage):
+    copy = shutil.copytree(checkpoints("act"), tmp_path / "copy")
+    (copy / "config.json").write_bytes(damage((copy / "config.json").read_bytes()))
+    for load in (load_policy_config, require_config):
+        with pytest.raises(CraftError, match=r"copy/config\.json .*Copy the checkpoint again"):
+            load(copy)

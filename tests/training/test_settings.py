@@ -11,8 +11,10 @@ from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import load_policy_config
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.output.card_success import success_section
+from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, save_craft_state
 from lerobot_craft.training.output.run_dir import claim
-from lerobot_craft.training.settings import CRAFT_CONFIG_FILE, as_json, read_settings, save_craft_config
+from lerobot_craft.training.settings import as_json, read_settings, save_craft_config
 
 ENABLED = ("--enabled=true",)
 
@@ -73,6 +75,38 @@ def test_a_checkpoint_without_craft_is_gone_on_with_as_lerobot_train_does(saved_
     cfg, craft = read([f"--config_path={file}", "--resume=true"])
     assert cfg.resume
     assert craft == CraftConfig()
+
+
+def test_a_checkpoint_that_lost_its_craft_settings_is_not_gone_on_with(saved_run):
+    directory = saved_run(None)
+    save_craft_state(directory.parent, {})
+    with pytest.raises(CraftError, match=r"craft_config\.json is missing, and craft_state\.json says"):
+        read([f"--config_path={directory / 'train_config.json'}", "--resume=true"])
+    save_craft_config(CraftConfig(enabled=True), directory)
+    with pytest.raises(CraftError, match=r"CRaFT is off, .* was trained with it"):
+        read([f"--config_path={directory / 'train_config.json'}", "--resume=true"], "--enabled=false")
+    (directory.parent / CRAFT_STATE).unlink()
+    (directory / "craft_config.json").unlink()
+    (directory / "README.md").write_text(success_section("0" * 64, "Not evaluated."))
+    with pytest.raises(CraftError, match=r"craft_config\.json is missing, and README\.md says"):
+        read([f"--config_path={directory / 'train_config.json'}", "--resume=true"])
+
+
+def test_a_whole_command_resumes_or_starts_over(saved_run, train_flags, run_dir, checkpoints):
+    flags = train_flags("act", run_dir, steps=7)
+    cfg, _ = read([*flags, "--resume=true"], *ENABLED)
+    assert (cfg.resume, cfg.policy.pretrained_path) == (False, checkpoints("act"))
+    with pytest.raises(CraftError, match=r"holds no checkpoint\. Run the command that started the run again"):
+        read([f"--output_dir={run_dir}", "--resume=true"])
+    lost = run_dir / "checkpoints" / "last" / "pretrained_model" / "train_config.json"
+    with pytest.raises(CraftError, match="saved no checkpoint to resume from"):
+        read([f"--config_path={lost}", "--resume=true"])
+    directory = saved_run(CraftConfig(enabled=True, lambda_lr=0.5))
+    (directory.parent / "training_state").mkdir()
+    (directory.parent / "training_state" / "training_step.json").write_text("{}")
+    for resumed in (flags, [f"--output_dir={run_dir}"], [f"--config_path={lost}"]):
+        cfg, craft = read([*resumed, "--resume=true"])
+        assert (cfg.resume, cfg.checkpoint_path, craft.lambda_lr) == (True, directory.parent, 0.5)
 
 
 def test_a_checkpoint_without_craft_has_no_teacher(saved_run):

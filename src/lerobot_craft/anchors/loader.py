@@ -14,9 +14,10 @@ from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged, r
 from lerobot_craft.anchors.datasets import open_referenced, referenced_images
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images, is_image_shape
-from lerobot_craft.anchors.manifest import FLOAT_NAMES, Manifest
+from lerobot_craft.anchors.manifest import FLOAT_NAMES, MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.order import by_origin, visit, without
 from lerobot_craft.anchors.retained import FIXED, PER_TOKEN, Retained, RetentionMode
+from lerobot_craft.anchors.scales import forged_scales
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
@@ -166,6 +167,11 @@ def open_cache(
         raise CraftError(f"{directory} does not belong to this policy: {'; '.join(found)}")
     if verify:
         _require_numbers(store)
+        for problem in forged_scales(store.readers, manifest):
+            raise CraftError(
+                f"{Path(directory) / MANIFEST_FILE}: {problem}. The budget would be measured in a wrong unit: "
+                "copy the cache again, or build it again with `craft cache build`"
+            )
     return AnchorLoader(store, open_referenced(manifest, policy_config, named))
 
 

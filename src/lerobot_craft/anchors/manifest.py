@@ -26,6 +26,7 @@ from lerobot_craft.errors import CraftError
 
 MANIFEST_FILE = "manifest.json"
 BUILD_FILE = "build.json"
+_LARGEST_DRIFT = torch.finfo(torch.float32).max
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAMES = frozenset(str(dtype).removeprefix("torch.") for dtype in STORABLE_DTYPES)
 FLOAT_NAMES = frozenset(
@@ -242,7 +243,18 @@ def _instruction_problems(manifest: Manifest) -> list[str]:
     if len(set(manifest.instructions)) != len(manifest.instructions):
         found.append("instructions: the same one twice")
     found += [f"scales[{i}].n: {scale.n} is negative" for i, scale in enumerate(manifest.scales) if scale.n < 0]
+    for i, scale in enumerate(manifest.scales):
+        found += _scale_problems(f"scales[{i}].values", scale.values)
     return found
+
+
+def _scale_problems(where: str, values: dict[str, float]) -> list[str]:
+    """A scale is a mean of distances between float32 values: not negative, and not beyond their range."""
+    return [
+        f"{where}.{loss}: {value} is not a drift; expected a number from 0 to {_LARGEST_DRIFT:.1e}"
+        for loss, value in values.items()
+        if not 0 <= value <= _LARGEST_DRIFT
+    ]
 
 
 def _dataset_problems(manifest: Manifest) -> list[str]:
@@ -279,4 +291,8 @@ def _value_problems(manifest: Manifest) -> list[str]:
         return [f"values.{name}: {n} is less than 1" for name, n in vars(values).items() if n < 1]
     if not values.layers_to_save or set(values.layers_to_save) != set(values.layer_scales):
         return ["values.layers_to_save: expected one or more layers, the same as in values.layer_scales"]
-    return []
+    return [
+        problem
+        for layer, scales in values.layer_scales.items()
+        for problem in _scale_problems(f"values.layer_scales.{layer}", scales)
+    ]

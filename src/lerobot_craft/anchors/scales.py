@@ -5,26 +5,69 @@ demonstration (cross anchors only), its error on its own actions. Hidden states 
 their spread, the mean drift from the mean over the instruction's anchors.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Column, Columns, Ragged
-from lerobot_craft.anchors.manifest import Scale
+from lerobot_craft.anchors.manifest import Manifest, Scale
 from lerobot_craft.anchors.retained import OWN_ERROR, Retained, as_kind
 from lerobot_craft.anchors.shards import ShardReader
 from lerobot_craft.core import drift
 
 _SPREAD_LOSSES = ("mse", "l1", "cosine")
+_AGREE = 1e-3  # relative; machines and numbers of threads sum in different orders
 
 
 def measure_scales(
     readers: Sequence[ShardReader], num_instructions: int, retained: Retained
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
     """The scale of each instruction and, for hidden states, the spread of each layer over all instructions."""
-    if retained.mode == "hidden":
-        return _spreads(readers, num_instructions, retained)
+    return _measure(readers, num_instructions, [str(layer) for layer in retained.layers])
+
+
+def forged_scales(readers: Sequence[ShardReader], manifest: Manifest) -> Iterator[str]:
+    """Scales of a manifest that are not those of its anchors: a budget in such a unit always holds, or never.
+
+    A manifest whose layers are not those of its columns is refused elsewhere, with the policy at hand.
+    """
+    layers = list(manifest.values.get("layers_to_save", ())) if manifest.kind == "hidden" else []
+    if not _can_measure(readers[0].columns, layers):
+        return
+    scales, layer_scales = _measure(readers, len(manifest.instructions), layers)
+    stated = {f"scales[{i}].values": scale.values for i, scale in enumerate(manifest.scales)}
+    measured = {f"scales[{i}].values": scale.values for i, scale in enumerate(scales)}
+    stated |= {f"values.layer_scales.{name}": v for name, v in manifest.values.get("layer_scales", {}).items()}
+    measured |= {f"values.layer_scales.{name}": values for name, values in layer_scales.items()}
+    for where, values in stated.items():
+        for loss, value in values.items():
+            found = measured.get(where, {}).get(loss)
+            if found is None:
+                yield f"{where}.{loss} is {value:g}, and its anchors have no such measure"
+            elif not math.isclose(value, found, rel_tol=_AGREE, abs_tol=1e-30):
+                yield f"{where}.{loss} is {value:g}, and its anchors give {found:g}"
+
+
+def _can_measure(columns: Columns, layers: Sequence[str]) -> bool:
+    if not layers:
+        return not any(isinstance(c, Ragged) for name, c in columns.items() if name.startswith(OWN_ERROR))
+    if all(isinstance(columns.get(f"hidden.{layer}"), Ragged) for layer in layers):
+        return True
+    valid, stacked, single = (columns.get(name) for name in ("target_valid", "teacher_hidden", "target_features"))
+    if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
+        return False
+    if stacked is not None:
+        return isinstance(stacked, Tensor) and stacked.shape[1:2] == valid.shape[1:2] == (len(layers),)
+    return isinstance(single, Tensor) and single.shape[:-1] == valid.shape
+
+
+def _measure(
+    readers: Sequence[ShardReader], num_instructions: int, layers: Sequence[str]
+) -> tuple[list[Scale], dict[str, dict[str, float]]]:
+    if layers:
+        return _spreads(readers, num_instructions, layers)
     return _own_errors(readers, num_instructions), {}
 
 
@@ -44,9 +87,8 @@ def _own_errors(readers: Sequence[ShardReader], num_instructions: int) -> list[S
 
 
 def _spreads(
-    readers: Sequence[ShardReader], num_instructions: int, retained: Retained
+    readers: Sequence[ShardReader], num_instructions: int, layers: Sequence[str]
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
-    layers = [str(layer) for layer in retained.layers]
     per_layer = {layer: _Spread(num_instructions) for layer in layers}
     for again in (False, True):  # the mean first, then the distances from it
         for reader in readers:

@@ -1,6 +1,6 @@
 """A finished cache, opened: checked as a whole, then rows by index."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
@@ -74,6 +74,11 @@ class AnchorStore:
 
     def __len__(self) -> int:
         return self.manifest.num_anchors
+
+    @property
+    def readers(self) -> Sequence[ShardReader]:
+        """The shards, in order."""
+        return self._readers
 
     def take(self, indices: Tensor, names: Collection[str] | None = None) -> Columns:
         """The anchors asked for (int64 [k], from 0 to len - 1), in that order, copied: all columns, or those named."""

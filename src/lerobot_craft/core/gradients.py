@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lerobot_craft.core.precision import widen
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 
 Gradients = Sequence[Tensor | None]
@@ -39,6 +38,8 @@ class _Scalars:
 # low-precision gradients.
 _CPU_BLOCK = 2**19
 _ACCELERATOR_BLOCK = 2**25
+# Squares in float32 end at 1e38 and lose digits below 1e-38; sums of them below this may be made of such.
+_SHORT = 1e-20
 _BUCKET_BYTES = 2**25  # per all-reduce: few messages, and far less than a gradient copy
 
 
@@ -70,7 +71,8 @@ def loud(loss: Tensor) -> Tensor:
 def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None = None) -> tuple[float, float, float]:
     """(<a,a>, <a,b>, <b,b>) over all parameters and ranks: equation (11).
 
-    Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64.
+    Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64. Where float32 could
+    not hold a square, everything is summed in float64: a second pass, which ordinary gradients never need.
     """
     return inner_products_by_part(a, b, (), group)[0]
 
@@ -89,6 +91,18 @@ def inner_products_by_part(
         parts: Which part each parameter belongs to, counted from 0; empty: no parts.
         group: The ranks that share the model.
     """
+    found = _products(a, b, parts, group, torch.float32)
+    (aa, _, bb), *_ = found
+    # The same numbers on every rank, so all go the same way.
+    short = 0 <= aa < _SHORT or (0 <= bb < _SHORT and any(g is not None for g in b))
+    if short or not (math.isfinite(aa) and math.isfinite(bb)):
+        return _products(a, b, parts, group, torch.float64)
+    return found
+
+
+def _products(
+    a: Gradients, b: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None, at_least: torch.dtype
+) -> list[tuple[float, float, float]]:
     # Keyed by the weight of a rank's values in the sum over ranks: what is held twice must count once.
     products: dict[float, list[_Scalars]] = defaultdict(lambda: [_Scalars(), _Scalars(), _Scalars()])
     world = world_size(group)
@@ -97,7 +111,7 @@ def inner_products_by_part(
         if present is None:
             continue
         aa, ab, bb = products[_share(present, world)]
-        for u, v in zip_longest(_blocks(x), _blocks(y)):
+        for u, v in zip_longest(_blocks(x, at_least), _blocks(y, at_least)):
             if u is not None:
                 aa.append(u.dot(u), part)
             if v is not None:
@@ -182,13 +196,13 @@ def _owned(gradients: Gradients) -> list[Tensor | None]:
     return owned
 
 
-def _blocks(gradient: Tensor | None) -> Iterator[Tensor]:
-    """This rank's part of a gradient, flat, at least float32, block by block."""
+def _blocks(gradient: Tensor | None, at_least: torch.dtype) -> Iterator[Tensor]:
+    """This rank's part of a gradient, flat, in `at_least` this precision, block by block."""
     if gradient is None:
         return
     flat = local_part(gradient).detach().reshape(-1)
     for block in flat.split(_CPU_BLOCK if flat.device.type == "cpu" else _ACCELERATOR_BLOCK):
-        yield widen(block)
+        yield block.to(torch.promote_types(block.dtype, at_least))
 
 
 def _share(gradient: Tensor, world: int) -> float:

@@ -30,6 +30,7 @@ from lerobot_craft.core.gradients import (
     loud,
     squared_norm,
 )
+from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.core.surgery import Gram, NonFiniteGradientError, Surgery, merge_weights
 from lerobot_craft.errors import CraftError
@@ -40,6 +41,7 @@ class AnchorDrift(NamedTuple):
 
     per_sample: Tensor  # [B], differentiable
     groups: Tensor | None = None  # [B], integer indices into Multipliers.groups; None: all in group 0
+    dtype: torch.dtype | None = None  # what the student computed in; None: the coarsest dtype of the parameters
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,7 @@ class RetentionStep:
             raise ValueError(f"{len(multipliers.groups)} positive units are needed, one per group; got {units}")
         given = list(parameters)
         self.parameters = [p for p in given if p.requires_grad]
+        self._dtype = coarsest(p.dtype for p in given)
         names = [name for p, name in zip(given, parts, strict=True) if p.requires_grad] if parts is not None else []
         self._part_names = list(dict.fromkeys(names))
         self._parts = [self._part_names.index(name) for name in names]
@@ -203,7 +206,8 @@ class RetentionStep:
         retention = average_over_ranks(
             self.parameters, differentiate(loud(constraint.loss), self.parameters), self._group
         )
-        gram, of_parts = Gram.by_part(task, retention, self._parts, self._group)
+        dtype = (drift.dtype if isinstance(drift, AnchorDrift) else None) or self._dtype
+        gram, of_parts = Gram.by_part(task, retention, self._parts, self._group, dtype)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
         retention_bytes = sum(local_part(g).nbytes for g in retention if g is not None)
         merged = combine_(task, retention, weights.task, weights.retention)
@@ -225,7 +229,9 @@ class RetentionStep:
             retention_weight=weights.retention,
             retention_bytes=retention_bytes,
             part_cosines={
-                n: part.cos for n, part in zip(self._part_names, of_parts, strict=True) if part.has_direction
+                name: part.cos
+                for name, part in zip(self._part_names, of_parts, strict=True)
+                if gram.has_direction and part.has_direction
             },
         )
         return StepReport(self.step, task_loss, gram.task_norm, weights.norm, anchor)

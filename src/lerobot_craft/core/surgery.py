@@ -15,23 +15,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lerobot_craft.core.gradients import Gradients, combine_, inner_products, inner_products_by_part
+from lerobot_craft.core.precision import rounding_of
 from lerobot_craft.errors import CraftError
 
 ProjectionMode = Literal["weighted", "equal", "task_priority"]
 
-# Below this ratio of squared lengths the retention gradient counts as zero: projecting along it would multiply it
-# by more than float32 can hold (the ratio of the lengths is up to 1e30 here; float32 ends at 3e38).
-_NEGLIGIBLE = 1e-60
-
 
 class NonFiniteGradientError(CraftError, ArithmeticError):
-    """A gradient holds NaN or infinity. Nothing has been changed by the step that raised this."""
+    """A gradient is not finite. Nothing has been changed by the step that raised this."""
 
     def __init__(self, which: Literal["task", "retention"]) -> None:
         self.which = which
         super().__init__(
-            f"the {which} gradient holds NaN or infinity, so this step was not taken; the weights and multipliers are "
-            "those of the step before. Look at the batch of this step; lower the learning rate or raise the precision."
+            f"the {which} gradient is not finite (NaN, infinity, or a squared length above 1e308), so this step was "
+            "not taken; the weights and multipliers are those of the step before. Look at the batch of this step; "
+            "lower the learning rate or raise the precision."
         )
 
 
@@ -70,11 +68,16 @@ class Surgery:
 
 @dataclass(frozen=True)
 class Gram:
-    """The three inner products of the task gradient t and the retention gradient r, equation (11)."""
+    """The three inner products of the task gradient t and the retention gradient r, equation (11).
+
+    `rounding` is the length of r, relative to t, that rounding alone can give it: the step knows what r was computed
+    from. Without it, r counts as it is, as long as the projection along it stays within float32 (up to 3e38).
+    """
 
     tt: float
     tr: float
     rr: float
+    rounding: float = 1e-30
 
     @classmethod
     def of(cls, task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> "Gram":
@@ -83,11 +86,20 @@ class Gram:
 
     @classmethod
     def by_part(
-        cls, task: Gradients, retention: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None = None
+        cls,
+        task: Gradients,
+        retention: Gradients,
+        parts: Sequence[int],
+        group: dist.ProcessGroup | None,
+        dtype: torch.dtype,
     ) -> "tuple[Gram, list[Gram]]":
-        """The same measure, and beside it that of each part of the parameters (see `inner_products_by_part`)."""
+        """The same measure, and beside it that of each part of the parameters (see `inner_products_by_part`).
+
+        `dtype` is what the gradients were computed in.
+        """
         whole, *of_parts = inner_products_by_part(task, retention, parts, group)
-        return cls(*whole), [cls(*products) for products in of_parts]
+        rounding = rounding_of(dtype)
+        return cls(*whole, rounding), [cls(*products, rounding) for products in of_parts]
 
     @property
     def task_norm(self) -> float:
@@ -101,12 +113,16 @@ class Gram:
 
     @property
     def has_direction(self) -> bool:
-        """Whether both gradients are long enough for an angle between them to mean anything."""
-        return self.tt > 0 and self.rr > self.tt * _NEGLIGIBLE
+        """Whether both gradients are long enough for an angle between them to mean anything.
+
+        While the student is its teacher, r is 0 or the rounding of values that are equal. Its angle is then noise, and
+        projection would take the task's component along noise, at its full length.
+        """
+        return self.tt > 0 and self.rr > self.tt * self.rounding**2
 
     @property
     def cos(self) -> float:
-        """Cosine of the angle between t and r; 0 where one of them is zero."""
+        """Cosine of the angle between t and r; 0 where one of them is zero, or r no longer than its rounding."""
         if not self.has_direction:
             return 0.0
         return max(-1.0, min(1.0, self.tr / (self.task_norm * self.retention_norm)))

@@ -85,13 +85,27 @@ def open_metadata(
     quiet_video()
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 
-    if root is not None and not (Path(root) / "meta" / "info.json").is_file():
+    if root is not None:
+        require_metadata(repo_id, Path(root))
+    with _plain_errors(repo_id, root):
+        return LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+
+
+def require_metadata(repo_id: str, root: Path) -> None:
+    """Refuse a directory that lacks files of its meta/: lerobot would ask the Hub for them, and blame the network."""
+    if not (root / "meta" / "info.json").is_file():
         raise CraftError(
             f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
             f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
         )
-    with _plain_errors(repo_id, root):
-        return LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+    found = {"meta/tasks.parquet": (root / "meta" / "tasks.parquet").is_file()}
+    found["meta/episodes/"] = any((root / "meta" / "episodes").rglob("*.parquet"))
+    for name, is_there in found.items():
+        if not is_there:
+            raise CraftError(
+                f"The dataset in {root} is incomplete: {name} is missing, without which frames have no instruction. "
+                "Copy it again, or give another directory as --dataset.root."
+            )
 
 
 @contextmanager
@@ -166,6 +180,16 @@ def frame_table(dataset: "LeRobotDataset") -> FrameTable:
         columns.column(name).to_numpy().astype(np.int64) for name in ("task_index", "episode_index", "frame_index")
     )
     lengths = np.asarray(dataset.meta.episodes["length"], dtype=np.int64)
+    listed = {"task_index": (task, "tasks.parquet", len(instructions(dataset.meta)))}
+    listed["episode_index"] = (episode, "episodes/", len(lengths))
+    for name, (index, file, count) in listed.items():
+        if (lost := np.flatnonzero((index < 0) | (index >= count))).size:
+            row = int(lost[0])
+            raise CraftError(
+                f"In {dataset.repo_id} frame {position[row]} of episode {episode[row]} has {name} {index[row]}, and "
+                f"meta/{file} lists {count} (0 to {count - 1}). The metadata and the data are not of one dataset: "
+                "copy it again, or give another directory as --dataset.root."
+            )
     return FrameTable(task=task, episode=episode, position=position, length=lengths[episode])
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -65,6 +66,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
             would run.
     """
     directory = _checkpoint_directory(path)
+    require_config(directory)
     import lerobot.policies  # noqa: F401  registers the policy types
     from draccus.utils import DraccusException
     from lerobot.configs import PreTrainedConfig
@@ -87,6 +89,22 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     config.pretrained_path = directory
     refuse_foreign_code(config)
     return config  # type: ignore[no-any-return]
+
+
+def require_config(directory: Path) -> None:
+    """Refuse a checkpoint whose `config.json` is cut or no JSON, by its name: lerobot's parser quotes only the text."""
+    file = directory / _CONFIG_FILE
+    if not file.is_file():  # for lerobot to complain about
+        return
+    try:
+        content = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CraftError(
+            f"{file} is no JSON ({reason}): it is damaged or only a part of it was copied. Copy the checkpoint again"
+        ) from error
+    if not isinstance(content, dict):
+        raise CraftError(f"{file} holds {content!r:.80} and not the settings of a policy. Copy the checkpoint again")
 
 
 def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:

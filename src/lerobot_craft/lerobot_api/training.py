@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import frame_table, require_metadata
 from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 from lerobot_craft.lerobot_api.policies import autocast_name
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preloaded
@@ -76,6 +77,8 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
     """The new task's dataset and its held-out part; the main process goes first, because it may download."""
     from lerobot.datasets.factory import make_train_eval_datasets
 
+    if cfg.dataset.root is not None and Path(cfg.dataset.root).is_dir() and not cfg.dataset.streaming:
+        require_metadata(cfg.dataset.repo_id, Path(cfg.dataset.root))
     try:
         with accelerator.main_process_first():
             dataset, held_out = make_train_eval_datasets(cfg)
@@ -85,6 +88,8 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
             f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason[0] if reason else type(error).__name__}): "
             "check --dataset.repo_id and --dataset.root"
         ) from error
+    if hasattr(dataset, "hf_dataset"):  # not a stream
+        frame_table(dataset)  # refuses frames whose instruction or episode is not listed
     return dataset, held_out
 
 

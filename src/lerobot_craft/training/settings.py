@@ -1,18 +1,22 @@
 """The two halves of a run's settings: lerobot's own, and `craft_config.json` beside them."""
 
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import local_checkpoint
+from lerobot_craft.lerobot_api.policies import local_checkpoint, require_config
 from lerobot_craft.lerobot_api.train_flags import parse_train_config
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.output.run_dir import make_way
+from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint
+from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, require_settings
+from lerobot_craft.training.output.run_dir import make_way, wait_for_way
 
-CRAFT_CONFIG_FILE = "craft_config.json"
+logger = logging.getLogger(__name__)
+
 _POLICY_PATH = "--policy.path"
 _NO_POLICY = (
     "CRaFT keeps what a policy can do already: name its checkpoint directory with --policy.path=DIR (to train "
@@ -27,6 +31,7 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
         argv: lerobot's flags.
         craft_config: Reads CRaFT's flags over the values of a file, or (None) over the defaults.
     """
+    argv = _where_to_go_on(argv)
     saved = _saved_beside(argv)
     craft = craft_config(saved)
     if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
@@ -41,6 +46,12 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     if cfg.resume and saved is None:  # lerobot may have brought the checkpoint from the Hub just now
         saved = _in_directory(cfg.policy.pretrained_path)
         craft = craft_config(saved)
+    if cfg.resume and not craft.enabled and (cfg.checkpoint_path / CRAFT_STATE).is_file():
+        raise CraftError(
+            f"CRaFT is off, by --craft.enabled=false or in {saved}, and {cfg.checkpoint_path} was trained with it: the "
+            "run would go on as plain fine-tuning. Leave out --craft.enabled; to go on without CRaFT, start a new run "
+            f"with --policy.path={cfg.policy.pretrained_path} in place of --resume and --config_path"
+        )
     if craft.enabled and cfg.resume and saved is None:
         raise CraftError(
             "this checkpoint was written without CRaFT, so its teacher is not known: start a new run with "
@@ -67,8 +78,45 @@ def _make_way(argv: Sequence[str]) -> None:
     """Before lerobot's validation, which refuses a directory that a killed run left empty, and says less."""
     output_dir = flag_value("--output_dir", argv)
     is_main = os.environ.get("RANK", "0") == "0"
-    if output_dir is not None and is_main and flag_value("--resume", argv) in (None, "false"):
-        make_way(Path(output_dir))
+    if output_dir is not None and flag_value("--resume", argv) in (None, "false"):
+        (make_way if is_main else wait_for_way)(Path(output_dir))
+
+
+def _where_to_go_on(argv: Sequence[str]) -> Sequence[str]:
+    """The flags of `--resume=true` beside those of a whole run: from its last checkpoint, or from the start.
+
+    So a job that is queued again can always have the same command.
+    """
+    output_dir, found = flag_value("--output_dir", argv), flag_value("--config_path", argv)
+    if flag_value("--resume", argv) != "true" or (found is not None and not _is_lost(found)):
+        return argv
+    if output_dir is None and found is not None:
+        output_dir = str(Path(*Path(found).parts[: Path(found).parts.index(CHECKPOINTS)]))
+    begins = flag_value(_POLICY_PATH, argv) is not None
+    last = last_checkpoint(Path(output_dir)) if output_dir is not None else None
+    if last is not None:
+        kept = without_flag("--config_path", without_flag(_POLICY_PATH, argv))
+        return [*kept, f"--config_path={last / TRAIN_CONFIG}"]
+    if output_dir is not None and begins:
+        logger.warning("--resume=true: no checkpoint in %s yet, so the run starts from --policy.path", output_dir)
+        return without_flag("--resume", without_flag("--config_path", argv))
+    if found is not None:
+        raise CraftError(
+            f"--config_path={found}: there is no such file, so that run saved no checkpoint to resume from. Run the "
+            "command that started it again (with or without --resume=true): it starts over"
+        )
+    if output_dir is not None:
+        raise CraftError(
+            f"--resume=true: {output_dir} holds no checkpoint. Run the command that started the run again (with or "
+            "without --resume=true, but with --policy.path): it starts over"
+        )
+    return argv
+
+
+def _is_lost(config_path: str) -> bool:
+    """Whether this names a checkpoint of a run on this machine that is not there; a name on the Hub is none."""
+    path = Path(config_path)
+    return CHECKPOINTS in path.parts and not path.exists()
 
 
 def _saved_beside(argv: Sequence[str]) -> Path | None:
@@ -82,7 +130,10 @@ def _saved_beside(argv: Sequence[str]) -> Path | None:
 
 def _in_directory(directory: Path) -> Path | None:
     saved = directory / CRAFT_CONFIG_FILE
-    return saved if saved.is_file() else None
+    if saved.is_file():
+        return saved
+    require_settings(directory)
+    return None
 
 
 def _resolve_policy(argv: Sequence[str]) -> list[str]:
@@ -90,8 +141,9 @@ def _resolve_policy(argv: Sequence[str]) -> list[str]:
     path = flag_value(_POLICY_PATH, argv)
     if path is None:
         return list(argv)
-    revision = flag_value("--policy.pretrained_revision", argv)
-    return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={local_checkpoint(path, revision)}"]
+    directory = local_checkpoint(path, flag_value("--policy.pretrained_revision", argv))
+    require_config(directory)
+    return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={directory}"]
 
 
 def flag_value(flag: str, argv: Sequence[str]) -> str | None:

@@ -1,7 +1,11 @@
 """What CRaFT keeps in a checkpoint comes back exactly or is refused, and so do the files beside it."""
 
+import hashlib
+import json
+
 import pytest
 
+from lerobot_craft.anchors.strict_json import to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.craft_state import CRAFT_STATE, check_files, load_craft_state, save_craft_state
 from tests.training.output.killed_saves import save
@@ -102,6 +106,27 @@ def test_a_file_that_is_not_the_saved_one_is_refused_by_name(checkpoint, name, d
 def test_settings_and_card_may_be_edited(checkpoint, name):
     (checkpoint / name).write_text("edited")
     check_files(checkpoint)
+
+
+def test_a_partial_copy_is_refused_by_name(checkpoint):
+    (checkpoint / "pretrained_model" / "config.json").unlink()
+    with pytest.raises(CraftError, match=r"pretrained_model/config\.json is missing: copy the checkpoint again"):
+        check_files(checkpoint)
+
+
+def test_a_card_may_be_removed(checkpoint):
+    (checkpoint / "pretrained_model" / "README.md").unlink()
+    check_files(checkpoint)
+
+
+def test_a_state_of_a_release_that_did_not_list_the_settings_is_read(checkpoint):
+    path = checkpoint / CRAFT_STATE
+    content = json.loads(path.read_text())
+    del content["settings"]
+    content["sha256"] = hashlib.sha256(to_json({"state": content["state"], "files": content["files"]})).hexdigest()
+    path.write_bytes(to_json(content))
+    check_files(checkpoint)
+    assert load_craft_state(checkpoint) == STATE
 
 
 def test_without_another_checkpoint_the_remedy_is_a_copy(checkpoint, tmp_path):

@@ -170,12 +170,50 @@ def test_a_directory_with_other_files_is_left_as_it_is(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_killed_run_with_files_is_refused_to_a_fresh_one(holder, tmp_path):
-    (tmp_path / "run" / "metrics.jsonl").touch()
-    holder.kill()
-    with pytest.raises(CraftError, match="is not empty"), claim(tmp_path / "run", resume=False):
-        pass
+WRITTEN = (
+    "metrics.jsonl",
+    ".run.json.tmp",
+    "lambda_history.csv",
+    "checkpoints/.000002.tmp/pretrained_model/model.safetensors",
+    "eval/videos_step_000001/pick_0/eval_episode_0.mp4",
+    "wandb/offline-run-1/files/output.log",
+    "probe_anchors/shard-00000.safetensors",
+)
+
+
+def write(directory, *names):
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(name)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_is_started_again(holder, tmp_path):
+    write(tmp_path / "run", *WRITTEN)
+    with pytest.raises(CraftError, match="in use by process"):
+        make_way(tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").exists()
+    holder.kill()
+    make_way(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("own", ["notes.txt", "eval/best.mp4", "probe_anchors/notes.txt", "checkpoints/best/model.pt"])
+def test_what_a_user_put_there_is_never_removed(own, holder, tmp_path):
+    write(tmp_path / "run", *WRITTEN, own)
+    holder.kill()
+    with pytest.raises(CraftError, match=f"holds no checkpoint to resume from \\({own} is there"):
+        make_way(tmp_path / "run")
+    kept = [name for name in WRITTEN if not name.startswith("checkpoints/")]
+    assert all((tmp_path / "run" / name).exists() for name in (own, *kept))
+
+
+def test_a_checkpoint_that_was_being_replaced_is_not_lost(holder, tmp_path):
+    save(tmp_path / "run", "000010", "early")
+    (tmp_path / "run/checkpoints/000010").rename(tmp_path / "run/checkpoints/.000010.old")
+    holder.kill()
+    with pytest.raises(CraftError, match="holds a run"):
+        make_way(tmp_path / "run")
+    assert (tmp_path / "run/checkpoints/000010").is_dir()
 
 
 def test_way_is_made_where_a_killed_run_wrote_nothing(holder, tmp_path):

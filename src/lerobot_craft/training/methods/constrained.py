@@ -12,6 +12,7 @@ from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.retained import PER_TOKEN
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.core import AnchorDrift, Multipliers, RetentionStep, StepReport
+from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode, unwrapped
@@ -124,7 +125,8 @@ class Constrained(Method):
         )
         with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
             per_sample = run_in(policy, drift)
-        return AnchorDrift(per_sample, anchors.instruction if context.config.lambda_per_task else None)
+            dtype = _computed_in(policy, per_sample.device.type)
+        return AnchorDrift(per_sample, anchors.instruction if context.config.lambda_per_task else None, dtype)
 
     def batch(self, anchor_step: int) -> AnchorBatch:
         """The anchors of the n-th anchor step, counted from 0: this rank's part."""
@@ -192,6 +194,12 @@ class Constrained(Method):
                 "--craft.anchor_cache_dir, or start a new run"
             )
         self._step.load_state_dict(state.get("retention", {}))
+
+
+def _computed_in(policy: nn.Module, device_type: str) -> torch.dtype:
+    """The coarsest dtype of its frozen and trained weights, and of autocast where that is on."""
+    autocast = [torch.get_autocast_dtype(device_type)] if torch.is_autocast_enabled(device_type) else []
+    return coarsest([*(parameter.dtype for parameter in policy.parameters()), *autocast])
 
 
 def _keeps_every_token(config: CraftConfig) -> bool:

@@ -3,19 +3,22 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lerobot_craft.anchors.files import HASHING_THREADS, plain_errors, read_bytes, sha256_of, write_atomically
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.output.card_success import CARD_FILE, teacher_of
 from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_command, whole_checkpoints
 
 CRAFT_STATE = Path("training_state") / "craft_state.json"
+CRAFT_CONFIG_FILE = "craft_config.json"
 _SCHEMA = 1
 # What a run goes on from. Not the settings, which a person may edit, and not the card, which `craft eval` fills in.
 _STATE_FILES = ("pretrained_model/*.safetensors", "training_state/*")
+_SETTINGS = "pretrained_model/*"
 
 
 @dataclass(frozen=True)
@@ -24,28 +27,33 @@ class _StateFile:
 
     Attributes:
         schema: Of this file.
-        sha256: Of the canonical JSON of `state` and `files`.
+        sha256: Of the canonical JSON of all that follows.
         state: What CRaFT itself goes on from.
         files: SHA-256 of the weights and the states beside it, by their paths within the checkpoint.
+        settings: Paths of the other files that belong to it; a person may edit those, but not leave them out.
     """
 
     schema: int
     sha256: str
     state: dict[str, Any]
     files: dict[str, str]
+    settings: list[str] = field(default_factory=list)  # of releases before it was written down: not known
 
 
 def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
     """Writes what CRaFT needs to go on (JSON values; every number survives exactly) into a checkpoint.
 
-    As its last file: the weights and states that are there by then are those that `check_files` will ask for.
+    As its last file: the files that are there by then are those that `check_files` will ask for.
     """
     path = checkpoint_dir / CRAFT_STATE
     with plain_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         found = sorted(file for pattern in _STATE_FILES for file in checkpoint_dir.glob(pattern) if file != path)
     files = dict(zip((file.relative_to(checkpoint_dir).as_posix() for file in found), _sha256_of(found), strict=True))
-    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files), state, files)))
+    with plain_errors(path):
+        others = (file for file in checkpoint_dir.glob(_SETTINGS) if file.is_file() and file not in found)
+        settings = sorted(f.relative_to(checkpoint_dir).as_posix() for f in others if f.name != CARD_FILE)
+    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files, settings), state, files, settings)))
 
 
 def check_files(checkpoint_dir: Path) -> None:
@@ -53,8 +61,9 @@ def check_files(checkpoint_dir: Path) -> None:
 
     lerobot's pi0 family goes on with random weights when its file is damaged, and says so in passing only.
     """
-    saved = {checkpoint_dir / name: sha256 for name, sha256 in _read_state(checkpoint_dir).files.items()}
-    for file in saved:
+    state = _read_state(checkpoint_dir)
+    saved = {checkpoint_dir / name: sha256 for name, sha256 in state.files.items()}
+    for file in (*saved, *(checkpoint_dir / name for name in state.settings)):
         if not file.is_file():
             raise CraftError(f"{file} is missing: {_another(checkpoint_dir)}")
     for file, found in zip(saved, _sha256_of(list(saved)), strict=True):
@@ -78,6 +87,21 @@ def _another(checkpoint_dir: Path) -> str:
     return f"copy the checkpoint again, or go on from another one with\n{resume_command(newest)}"
 
 
+def require_settings(directory: Path) -> None:
+    """Refuse a `pretrained_model` that a run with CRaFT saved and that has lost its settings: it would train without.
+
+    Args:
+        directory: `pretrained_model` of a checkpoint, without `craft_config.json`.
+    """
+    checkpoint_dir = directory.parent
+    marks = [path for path in (checkpoint_dir / CRAFT_STATE, directory / CARD_FILE) if path.is_file()]
+    if marks and (marks[0].name != CARD_FILE or teacher_of(marks[0]) is not None):
+        raise CraftError(
+            f"{directory / CRAFT_CONFIG_FILE} is missing, and {marks[0].name} says that this checkpoint was trained "
+            f"with CRaFT. Without its settings it would train on as plain fine-tuning: {_another(checkpoint_dir)}"
+        )
+
+
 def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
     """What `save_craft_state` was given; a checkpoint without it, or with a damaged one, is refused."""
     return _read_state(checkpoint_dir).state
@@ -85,6 +109,8 @@ def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
 
 def _read_state(checkpoint_dir: Path) -> _StateFile:
     path = checkpoint_dir / CRAFT_STATE
+    if not path.exists() and (settings := checkpoint_dir / TRAIN_CONFIG.parent / CRAFT_CONFIG_FILE).is_file():
+        raise CraftError(f"{path} is missing, and {settings.name} says that CRaFT saved it: {_another(checkpoint_dir)}")
     if not path.exists():
         raise CraftError(
             f"{checkpoint_dir} was not saved by `craft train` with CRaFT enabled, so CRaFT cannot be resumed from it: "
@@ -99,12 +125,13 @@ def _read_state(checkpoint_dir: Path) -> _StateFile:
                 "saved it"
             )
         file = decode(_StateFile, content)
-        if file.sha256 != _digest(file.state, file.files):
+        if file.sha256 != _digest(file.state, file.files, file.settings):
             raise StrictJSONError("sha256: not that of its content")
     except StrictJSONError as error:
         raise CraftError(f"{path} is damaged ({error}): resume from another checkpoint of this run") from error
     return file
 
 
-def _digest(state: dict[str, Any], files: dict[str, str]) -> str:
-    return hashlib.sha256(to_json({"state": state, "files": files})).hexdigest()
+def _digest(state: dict[str, Any], files: dict[str, str], settings: list[str]) -> str:
+    content = {"state": state, "files": files} | ({"settings": settings} if settings else {})
+    return hashlib.sha256(to_json(content)).hexdigest()

@@ -1,7 +1,11 @@
 """One run per output directory: whoever claims it first has it until its process ends, however it ends."""
 
+import logging
 import os
+import re
+import shutil
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,12 +14,25 @@ from filelock import FileLock, Timeout
 
 from lerobot_craft.anchors.files import plain_errors, temporary_path, write_atomically
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
+from lerobot_craft.training.output.checkpoints import CHECKPOINTS, clear_leftovers, last_checkpoint, resume_command
+
+logger = logging.getLogger(__name__)
 
 LOCK = ".craft.lock"
 # Beside the lock, because some releases of filelock empty the lock's own file whenever somebody asks for it.
 HOLDER = ".craft.pid"
 _SIGNATURE = (HOLDER, temporary_path(Path(HOLDER)).name)
+# What a run writes before its first checkpoint: records, a probe and its anchors, videos of evaluations, what wandb
+# keeps. Only files of these names are removed when it is started again.
+_RECORDS = r"metrics\.jsonl|lambda_history\.csv|module_cosines\.csv|run\.json|action_probe\.safetensors"
+_CACHE_FILES = r"(manifest|build)\.(json|sha256)|shard-\d+\.(safetensors|sha256)"
+_OWN_FILES = re.compile(
+    rf"({_RECORDS})|\.({_RECORDS})\.tmp"
+    rf"|\.probe_anchors\.lock|probe_anchors/(({_CACHE_FILES})|\.({_CACHE_FILES})\.tmp)"
+    r"|eval/videos_step_\d+/.*|wandb/(debug[^/]*\.log|latest-run|((offline-)?run-[^/]+/.*))"
+)
+_OWN_DIRECTORIES = ((), (CHECKPOINTS,), ("probe_anchors",), ("eval",), ("wandb",))
+_MAIN_RANK_CLEARS_S = 60.0  # how long other ranks wait for the main one to make way
 
 
 @contextmanager
@@ -46,6 +63,7 @@ def claim(output_dir: Path, *, resume: bool) -> Iterator[None]:
             raise CraftError(_held(output_dir, resume)) from None
     try:
         if not resume:
+            _clear_unsaved(output_dir)
             _require_unused(output_dir)
         write_atomically(output_dir / HOLDER, f"{os.getpid()} on {socket.gethostname()}\n".encode())
         yield
@@ -55,7 +73,7 @@ def claim(output_dir: Path, *, resume: bool) -> Iterator[None]:
 
 
 def make_way(output_dir: Path) -> None:
-    """Makes room for a fresh run whose directory a killed run left without content, or refuses as `claim` would.
+    """Makes room for a fresh run whose directory a run left without a checkpoint, or refuses as `claim` would.
 
     To be called before lerobot's own validation, which refuses any directory that exists, and says less.
     """
@@ -66,12 +84,55 @@ def make_way(output_dir: Path) -> None:
             pass  # leaving it removes it
 
 
+def wait_for_way(output_dir: Path) -> None:
+    """For the other ranks: until the main one has made way, or has refused to and their launcher ends them."""
+    until = time.monotonic() + _MAIN_RANK_CLEARS_S
+    while output_dir.exists() and (output_dir / LOCK).exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def _clear_unsaved(output_dir: Path) -> None:
+    """Removes what a run wrote that ended before its first checkpoint; nothing, if anything else is there too.
+
+    Its lock says that there was one, and we hold it: no run is going on.
+    """
+    with plain_errors(output_dir):
+        clear_leftovers(output_dir)
+        if last_checkpoint(output_dir) is not None or _not_the_runs(output_dir) is not None:
+            return
+        entries = [entry for entry in output_dir.iterdir() if entry.name not in (LOCK, *_SIGNATURE)]
+        for entry in entries:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+    if entries:
+        logger.warning("%s: an earlier run saved no checkpoint; its records were removed, it starts over", output_dir)
+
+
+def _not_the_runs(output_dir: Path) -> Path | None:
+    """Something in the directory that no run writes before its first checkpoint."""
+    for folder, directories, files in output_dir.walk():
+        for name in files + [name for name in directories if (folder / name).is_symlink()]:
+            path = (folder / name).relative_to(output_dir)
+            if path.as_posix() not in (LOCK, *_SIGNATURE) and not _OWN_FILES.fullmatch(path.as_posix()):
+                return path
+        if not directories and not files and folder.parts[len(output_dir.parts) :][:1] not in _OWN_DIRECTORIES:
+            return folder.relative_to(output_dir)
+    return None
+
+
 def _require_unused(output_dir: Path) -> None:
     if all(entry.name in (LOCK, *_SIGNATURE) for entry in output_dir.iterdir()):
         return
     last = last_checkpoint(output_dir)
     if last is None:
-        raise CraftError(f"{output_dir} is not empty and holds no checkpoint to resume from: give another --output_dir")
+        found = _not_the_runs(output_dir)
+        files = "" if found is None else f" ({found} is there, which no run writes before its first checkpoint)"
+        raise CraftError(
+            f"{output_dir} is not empty and holds no checkpoint to resume from{files}: give another --output_dir, or "
+            "move those files away and run the same command again"
+        )
     raise CraftError(
         f"{output_dir} holds a run: give another --output_dir, or go on with that one:\n{resume_command(last)}"
     )
