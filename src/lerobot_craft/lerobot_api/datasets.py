@@ -172,6 +172,11 @@ def frame_numbers(dataset: "LeRobotDataset") -> npt.NDArray[np.int64]:
     return numbers
 
 
+def records_success(dataset: "LeRobotDataset") -> bool:
+    """Whether it says which episodes succeeded: demonstrations do not, recorded evaluations do."""
+    return _SUCCESS in dataset.meta.features
+
+
 def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
     """Of each frame [N], whether its episode succeeded: 1, 0, or -1 where the dataset does not say.
 
@@ -179,7 +184,7 @@ def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
     `lerobot-rollout` and `lerobot-record` write nothing of the kind.
     """
     columns = dataset.hf_dataset.data
-    if _SUCCESS not in dataset.meta.features:
+    if not records_success(dataset):
         return np.full(len(columns), -1, dtype=np.int8)
     episode = columns.column("episode_index").to_numpy().astype(np.int64)
     reached = np.asarray([bool(np.any(value)) for value in columns.column(_SUCCESS).to_pylist()])

@@ -114,8 +114,8 @@ def _require_fit(memory: Memory, config: Any, meta: StoredMeta) -> None:
             )
 
 
-def raw_frames(memory: Memory, config: Any) -> Tensor:
-    """Every picture decoded once, to find damage that checksums cannot: bytes of all pictures, int64 []."""
+def decoded_bytes(memory: Memory, config: Any) -> int:
+    """Bytes of all pictures, each decoded once: that finds damage which checksums cannot."""
     dataset = MemoryDataset(memory, config)
     sizes = [
         value.nbytes
@@ -123,4 +123,4 @@ def raw_frames(memory: Memory, config: Any) -> Tensor:
         for value in dataset[row].values()
         if isinstance(value, Tensor) and value.dtype == torch.uint8
     ]
-    return torch.tensor(sum(sizes))
+    return sum(sizes)

@@ -1,6 +1,7 @@
 """A memory on disk and in main memory. The files are those of a cache of anchors, without a teacher's values."""
 
 import hashlib
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from lerobot_craft.anchors.build import INPUT
 from lerobot_craft.anchors.columns import Column, Columns, Ragged, describe, rows_without_number, take
-from lerobot_craft.anchors.files import Progress, plain_errors
+from lerobot_craft.anchors.files import Progress, plain_errors, temporary_path
 from lerobot_craft.anchors.loader import require_sound
 from lerobot_craft.anchors.manifest import (
     MEMORY_FOLDER,
@@ -28,6 +29,7 @@ from lerobot_craft.errors import CraftError
 type SourceKind = Literal["demonstrations", "rollouts", "training"]
 
 ACTION, IS_PAD = "action", "action_is_pad"
+_KINDS = {"demonstrations": "demonstrations", "rollouts": "the policy's own rollouts", "training": "training data"}
 _OFFSET_BYTES = 8  # that a row takes in the limits of a ragged column
 
 
@@ -221,6 +223,29 @@ def write_memory(memory: Memory, directory: Path) -> None:
             columns={name: describe(column) for name, column in sorted(memory.columns.items())},
             shards=[shard],
         ).save(temporary)
+
+
+def remove_memory(directory: Path) -> None:
+    """Take a memory out of its checkpoint; a kill at any moment leaves it whole or not at all."""
+    temporary = temporary_path(directory)
+    with plain_errors(directory):
+        shutil.rmtree(temporary, ignore_errors=True)  # of a killed write
+        directory.rename(temporary)
+        shutil.rmtree(temporary)
+
+
+def contents(memory: Memory) -> list[str]:
+    """What a memory holds, a line for each dataset: frames, pictures, tasks."""
+    dataset = memory.dense("dataset").tolist()
+    pictures = memory.num_pictures // len(memory)
+    found = []
+    for index, source in enumerate(memory.sources):
+        frames = dataset.count(index)
+        plural = "" if frames == 1 else "s"
+        found.append(
+            f"{frames} frame{plural} ({frames * pictures} pictures) of {source.repo_id}, {_KINDS[source.kind]}"
+        )
+    return found
 
 
 def picture_shape(feature: InputFeature) -> tuple[int, int]:
