@@ -10,7 +10,13 @@ import torch
 from draccus.wrappers import docstring
 from hypothesis import settings
 
-pytest_plugins = ["tests.anchor_fixtures", "tests.faults.tally", "tests.train_fixtures", "tests.warm_process"]
+pytest_plugins = [
+    "tests.anchor_fixtures",
+    "tests.faults.tally",
+    "tests.memory_fixtures",
+    "tests.train_fixtures",
+    "tests.warm_process",
+]
 
 # One seed for all: a failure on one machine is a failure on every machine.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)

@@ -9,7 +9,7 @@ import torch
 from lerobot_craft.anchors.datasets import MadeStates, as_anchors
 from lerobot_craft.anchors.plan import make_plan
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import FrameTable
+from lerobot_craft.lerobot_api.stored_frames import FrameTable
 
 OLD, NEW = "open the drawer", "turn the tap"
 STATS = {"mean": torch.tensor([10.0, 20.0, 30.0]), "std": torch.ones(3), "count": torch.tensor([7])}

@@ -64,6 +64,9 @@ OTHER = {
     "old_instructions": "open the door; 关上抽屉",
     "num_anchors": 7,
     "old_frames": 3,
+    "memory": "off",
+    "remember": 20,
+    "memory_bytes": 2**20,
     "walked_states": 0.75,
     "drawn_states": 0.25,
     "draw_from": "statistics",
@@ -194,6 +197,8 @@ REFUSED = {
     "lwf_lambda": ([0, -1, math.inf, math.nan], r"--craft.lwf_lambda must be positive and finite"),
     "log_craft_metrics_freq": ([-1], r"--craft.log_craft_metrics_freq must be 0 or more; got -1"),
     "probe_anchors": ([-1], r"--craft.probe_anchors must be 0 or more; got -1"),
+    "remember": ([-1], r"--craft.remember must be 0 or more; got -1"),
+    "memory_bytes": ([0], r"--craft.memory_bytes must be at least 1; got 0"),
     "check_ranks_freq": ([-1], r"--craft.check_ranks_freq must be 0 or more; got -1"),
 }
 

@@ -7,7 +7,7 @@ the anchors, and by chance leave parts of a movement without any.
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.lerobot_api.datasets import FrameTable
+from lerobot_craft.lerobot_api.stored_frames import FrameTable
 
 type Ints = npt.NDArray[np.int64]
 

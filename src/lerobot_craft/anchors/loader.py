@@ -14,7 +14,7 @@ from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged, r
 from lerobot_craft.anchors.datasets import open_referenced, referenced_images
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images, is_image_shape
-from lerobot_craft.anchors.manifest import FLOAT_NAMES, MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.manifest import FLOAT_NAMES, MANIFEST_FILE, Manifest, remedy
 from lerobot_craft.anchors.order import by_origin, visit, without
 from lerobot_craft.anchors.retained import FIXED, PER_TOKEN, Retained, RetentionMode
 from lerobot_craft.anchors.scales import forged_scales
@@ -153,8 +153,12 @@ def open_cache(
     """
     store = AnchorStore.open(directory, verify=verify, progress=progress)
     manifest = store.manifest
-    for problem in _problems(store):
-        raise CraftError(f"{directory} is no cache of `craft cache build`: {problem}. Build it again")
+    require_sound(store)
+    if manifest.kind == "memory" and (retention_mode is not None or teacher is not None):
+        raise CraftError(
+            f"{directory} is a memory: it holds inputs and no teacher's values. `craft train` finds the memory of its "
+            "checkpoint by itself, or takes another one as --craft.memory=DIR; caches are made by `craft cache build`."
+        )
     if retention_mode is not None and manifest.kind != retention_mode:
         raise CraftError(
             f"{directory} holds {manifest.kind} anchors and training retains {retention_mode}: build the right ones "
@@ -175,13 +179,28 @@ def open_cache(
     return AnchorLoader(store, open_referenced(manifest, policy_config, named))
 
 
+def require_sound(store: AnchorStore) -> None:
+    """Refuse content that contradicts the manifest although all checksums hold.
+
+    Raises:
+        CraftError: A column is missing or of another type, or refers to something that is not there.
+    """
+    for problem in _problems(store):
+        if store.manifest.kind == "memory":
+            raise CraftError(f"{store.directory} is no sound memory: {problem}. {remedy(store.directory)}")
+        raise CraftError(f"{store.directory} is no cache of `craft cache build`: {problem}. Build it again")
+
+
 def _problems(store: AnchorStore) -> Iterator[str]:
     """What a batch would stumble over: a manifest may be forged, its checksum right."""
     manifest = store.manifest
     columns = manifest.columns
+    is_memory = manifest.kind == "memory"
     reference = manifest.inputs == "reference"
     needed = {"instruction": _INTEGERS, "cross": {"bool"}}
-    needed |= {"dataset": _INTEGERS, "frame": _INTEGERS} if reference else {}
+    needed |= {"dataset": _INTEGERS, "frame": _INTEGERS} if reference or is_memory else {}
+    if is_memory:
+        needed |= {"episode": _INTEGERS, "position": _INTEGERS, "length": _INTEGERS, "success": {"int8"}}
     for name, dtypes in needed.items():
         if name not in columns or columns[name].ragged or columns[name].shape or columns[name].dtype not in dtypes:
             yield f"it has no column {name!r}, or of another type"
@@ -190,7 +209,9 @@ def _problems(store: AnchorStore) -> Iterator[str]:
     rows = {name: _dense(column) for name, column in store.take(torch.arange(len(store)), needed).items()}
     if not _within(rows["instruction"], len(manifest.instructions)):
         yield "anchors refer to instructions that it does not have"
-    if not reference:
+    if is_memory:
+        yield from _memory_problems(manifest, rows)
+    if not reference and not is_memory:
         return
     if not _within(rows["dataset"], len(manifest.datasets)):
         yield "anchors refer to datasets that it does not name"
@@ -198,6 +219,22 @@ def _problems(store: AnchorStore) -> Iterator[str]:
         frames = rows["frame"][rows["dataset"] == index]
         if len(frames) and not _within(frames, record.total_frames):
             yield f"anchors refer to frames that {record.repo_id!r:.80} does not have"
+
+
+def _memory_problems(manifest: Manifest, rows: Mapping[str, Tensor]) -> Iterator[str]:
+    columns = manifest.columns
+    action, padded = columns.get("action"), columns.get("action_is_pad")
+    if action is None or action.ragged or action.dtype != "float32" or len(action.shape) != 2:
+        yield "it has no actions float32 [steps, width]"
+    elif padded is None or padded.ragged or padded.dtype != "bool" or padded.shape != action.shape[:1]:
+        yield "it does not say which actions are padding"
+    counts = torch.bincount(rows["instruction"].long(), minlength=len(manifest.instructions)).tolist()
+    if counts != manifest.counts or bool(rows["cross"].any()):
+        yield "it has other frames of its instructions than it says"
+    if bool((rows["episode"] < 0).any() | (rows["position"] < 0).any() | (rows["position"] >= rows["length"]).any()):
+        yield "a frame lies outside of its episode"
+    if not -1 <= int(rows["success"].min()) <= int(rows["success"].max()) <= 1:
+        yield "success is none of 1, 0 and -1"
 
 
 def _input_problems(manifest: Manifest) -> Iterator[str]:
@@ -259,6 +296,8 @@ def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Reta
         CraftError: These are none of the policy's, or its columns hold others.
     """
     values = manifest.values
+    if manifest.kind == "memory":
+        raise CraftError("a memory holds no teacher's values: build a cache of anchors with `craft cache build`")
     if manifest.kind == "hidden":
         retained = Retained("hidden", adapter.resolve(policy, values["layers_to_save"]), values["pooling"])
     else:

@@ -1,4 +1,4 @@
-"""The manifest: everything a cache says about itself, and whether that can be believed.
+"""The manifest: everything a cache or a memory says about itself, and whether that can be believed.
 
 It holds no time and no name of a machine: the same inputs give the same bytes.
 """
@@ -25,6 +25,7 @@ from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_obj
 from lerobot_craft.errors import CraftError
 
 MANIFEST_FILE = "manifest.json"
+MEMORY_FOLDER = "craft_memory"
 BUILD_FILE = "build.json"
 _LARGEST_DRIFT = torch.finfo(torch.float32).max
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -81,11 +82,27 @@ class _OutputValues:
 
 
 @dataclass(frozen=True)
+class SourceNote:
+    """What a memory says of a dataset beside its `DatasetRecord`: how its frames came about, and frames per second."""
+
+    kind: Literal["demonstrations", "rollouts", "training"]
+    fps: float
+
+
+@dataclass(frozen=True)
+class _MemoryValues:
+    """`Manifest.values` of a memory: one note for each dataset."""
+
+    sources: list[SourceNote]
+
+
+@dataclass(frozen=True)
 class Manifest:
-    """What a cache holds and where it came from.
+    """What a cache holds and where it came from; or a memory, which is a cache without a teacher's values.
 
     Attributes:
-        kind: what of the teacher is kept: `hidden` states, the cross-entropy of its tokens, or its actions.
+        kind: what of the teacher is kept: `hidden` states, the cross-entropy of its tokens, or its actions. `memory`:
+            nothing of any teacher; observations, instructions and executed actions only.
         policy_type: lerobot's name of the policy.
         teacher: fingerprints by part, e.g. `weights`, `stats`, `tokenizers`.
         values: how the teacher's values were taken (layers, pooling, top_k, ...), as JSON.
@@ -107,7 +124,7 @@ class Manifest:
 
     SCHEMA: ClassVar[int] = 1
 
-    kind: Literal["hidden", "token_ce", "action"]
+    kind: Literal["hidden", "token_ce", "action", "memory"]
     policy_type: str
     teacher: dict[str, str]
     values: dict[str, Any]
@@ -178,12 +195,22 @@ class Manifest:
         if hashlib.sha256(data).hexdigest() != read_checksum(path):
             raise CraftError(
                 f"{path}: its SHA-256 is not the one in {checksum_path(path).name}: it was damaged or edited. "
-                "Copy the cache again, or rebuild it with `craft cache build`."
+                f"{remedy(directory)}"
             )
         try:
             return cls.from_bytes(data)
         except StrictJSONError as error:
             raise CraftError(f"{path}: {error}.") from error
+
+
+def remedy(directory: Path) -> str:
+    """What to do about a damaged cache or memory; they are told apart by the name of their folder."""
+    if directory.name.startswith(MEMORY_FOLDER):
+        return (
+            "Copy the checkpoint again; or remove this folder and make the memory again with "
+            "`craft remember CHECKPOINT --dataset.repo_id=NAME`."
+        )
+    return "Copy the cache again, or rebuild it with `craft cache build`."
 
 
 def _require_finished(directory: Path) -> None:
@@ -236,6 +263,8 @@ def _shard_problems(manifest: Manifest) -> list[str]:
 def _instruction_problems(manifest: Manifest) -> list[str]:
     found = []
     for name, items in (("counts", manifest.counts), ("scales", manifest.scales)):
+        if name == "scales" and manifest.kind == "memory":
+            continue  # no teacher, no unit
         if len(items) != len(manifest.instructions):
             found.append(f"{name}: {len(items)} for {len(manifest.instructions)} instructions")
     if min(manifest.counts, default=0) < 0 or sum(manifest.counts) != manifest.num_anchors:
@@ -281,6 +310,8 @@ def _column_problems(manifest: Manifest) -> list[str]:
 
 
 def _value_problems(manifest: Manifest) -> list[str]:
+    if manifest.kind == "memory":
+        return _memory_problems(manifest)
     known: type[_HiddenValues | _OutputValues] = _HiddenValues if manifest.kind == "hidden" else _OutputValues
     content = {field.name: manifest.values[field.name] for field in fields(known) if field.name in manifest.values}
     try:
@@ -296,3 +327,33 @@ def _value_problems(manifest: Manifest) -> list[str]:
         for layer, scales in values.layer_scales.items()
         for problem in _scale_problems(f"values.layer_scales.{layer}", scales)
     ]
+
+
+def _memory_problems(manifest: Manifest) -> list[str]:
+    """What a memory must not say: values of a teacher, or where its datasets lie on somebody's machine."""
+    found = [
+        f"{name}: a memory has none"
+        for name, content in (("teacher", manifest.teacher), ("scales", manifest.scales))
+        if content
+    ]
+    if manifest.inputs != "embedded" or manifest.anchor_source != "dataset":
+        found.append("inputs: a memory holds frames of datasets itself (embedded)")
+    found += [
+        f"datasets[{i}].root: a memory names no place on a machine"
+        for i, record in enumerate(manifest.datasets)
+        if record.root is not None
+    ]
+    try:
+        notes = decode(_MemoryValues, manifest.values, "values").sources
+    except StrictJSONError as error:
+        return [*found, str(error)]
+    if len(notes) != len(manifest.datasets):
+        found.append(f"values.sources: {len(notes)} for {len(manifest.datasets)} datasets")
+    if any(note.fps <= 0 for note in notes):
+        found.append("values.sources: frames per second must be positive")
+    return found
+
+
+def source_notes(manifest: Manifest) -> list[SourceNote]:
+    """Of a memory, one for each dataset."""
+    return decode(_MemoryValues, manifest.values, "values").sources

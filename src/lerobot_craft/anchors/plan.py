@@ -100,6 +100,7 @@ def make_plan(
     walked_states: float = 0.0,
     walk_length: int = 1,
     draw_from_old: bool = False,
+    first: int = 0,
 ) -> Plan:
     """The anchors of a cache, evenly over the old instructions.
 
@@ -118,6 +119,7 @@ def make_plan(
         walk_length: Anchors of a walk.
         draw_from_old: For `both`: what would be drawn from the statistics lies between two old frames instead, or on a
             walk that begins at one.
+        first: Old datasets that are taken whole before others give frames: a memory, which is small.
 
     Raises:
         CraftError: The options contradict each other or the datasets.
@@ -129,7 +131,7 @@ def make_plan(
     from_new = {"dataset": 0, "cross": num_samples, "both": cross_of_both}[source]
     parts, near = [], None
     if source != "cross":
-        parts.append(dataset_anchors(old, keep, num_samples - from_new, seed))
+        parts.append(dataset_anchors(old, keep, num_samples - from_new, seed, first))
         near = parts[0] if draw_from_old else None
     if source != "dataset":
         _refuse_the_new_task(keep, new)
@@ -186,12 +188,13 @@ def _old_instructions(source: AnchorSource, old: Sequence[Source], given: Sequen
     return keep
 
 
+def plain(instruction: str) -> str:
+    """An instruction without what does not change its meaning: case, spaces, the full stop."""
+    return " ".join(instruction.casefold().split()).rstrip(".! ")
+
+
 def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
     """Cross anchors of the new task's own instruction would hold it at what the teacher did, against the task loss."""
-
-    def plain(instruction: str) -> str:
-        return " ".join(instruction.casefold().split()).rstrip(".! ")
-
     learned = present(new)
     if not learned:
         raise CraftError(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,24 @@ from lerobot_craft.teacher.load import Teacher
 logger = logging.getLogger(__name__)
 
 
-def prepare(config: BuildConfig, teacher: Teacher) -> Job:
-    """The job that a configuration describes for a teacher."""
+@dataclass(frozen=True)
+class OldFrames:
+    """Old frames that are at hand, beside the datasets that the flags name: those of a memory.
+
+    Attributes:
+        opened: The frames; all of them become anchors before datasets give any. None: only the instructions are known.
+        instructions: What to keep. It may name tasks that have no frame here, and leave out some that have.
+    """
+
+    opened: OpenDataset | None
+    instructions: Sequence[str]
+
+
+def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = None) -> Job:
+    """The job that a configuration describes for a teacher, with old frames of a memory if there is one."""
     adapter = adapter_for(teacher.config)
-    config = replace(config, anchor_source=config.source(adapter.reads_instruction))
+    opened = None if memory is None else memory.opened
+    config = replace(config, anchor_source=config.source(adapter.reads_instruction, opened is not None))
     retained = config.retained(adapter, teacher.policy)
     if retained.mode == "token_ce" and adapter.output_kind != "logits":
         adapter.token_labels({})  # says what to use instead
@@ -39,27 +53,30 @@ def prepare(config: BuildConfig, teacher: Teacher) -> Job:
         )
     # Cross anchors need no frame of the old tasks, only what they are called.
     old = [] if config.anchor_source == "cross" else _open(config.dataset, "dataset", teacher)
+    if opened is not None and config.anchor_source != "cross":
+        old = [opened, *old]
     new = _open(config.new_dataset, "new_dataset", teacher) if config.anchor_source != "dataset" else []
     if config.anchor_source != "dataset" and not new:
         raise CraftError(
             f"--anchor_source={config.anchor_source} pairs frames of the new task with old instructions: give the "
             "dataset that you will fine-tune on as --new_dataset.repo_id (and --new_dataset.root)"
         )
-    for opened in (*old, *new):
-        _check_features(adapter, teacher, opened)
+    for data in (*old, *new):
+        _check_features(adapter, teacher, data)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
         config.seed,
-        [_source(opened) for opened in old],
-        [_source(opened) for opened in new],
-        _instructions_to_keep(config),
+        [_source(data) for data in old],
+        [_source(data) for data in new],
+        _instructions_to_keep(config) if memory is None else memory.instructions,
         config.drawn_states,
         config.state_jitter,
         config.old_frames,
         config.walked_states,
         _walk_length(config, teacher, new),
         draws_from_old(config.draw_from, config.anchor_source, adapter),
+        first=0 if opened is None else 1,
     )
     if len(plan) < plan.requested:
         logger.warning("the datasets have only %d frames to choose from; %d were asked for", len(plan), plan.requested)

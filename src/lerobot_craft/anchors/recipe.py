@@ -149,11 +149,11 @@ class BuildConfig:
             if getattr(self, flag) < 1:
                 raise CraftError(f"--{flag} must be at least 1; got {getattr(self, flag)}")
 
-    def source(self, reads_instruction: bool) -> str:
-        """Where anchors come from, for a policy that reads instructions or does not."""
+    def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
+        """Where anchors come from, for a policy that reads instructions or does not, with or without a memory."""
         return resolve_source(
             self.anchor_source,
-            old=bool(self.dataset.repo_id),
+            old=bool(self.dataset.repo_id) or has_memory,
             new=bool(self.new_dataset.repo_id) and reads_instruction,
         )
 

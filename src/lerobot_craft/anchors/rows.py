@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lerobot_craft.anchors.frames import choose_frames, share_out
-from lerobot_craft.lerobot_api.datasets import FrameTable
+from lerobot_craft.lerobot_api.stored_frames import FrameTable
 
 type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
 
@@ -31,11 +31,16 @@ ANCHOR = np.dtype(
 )
 
 
-def dataset_anchors(old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int) -> npt.NDArray[np.void]:
-    """Frames of the old datasets under their own instructions."""
+def dataset_anchors(
+    old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int, first: int = 0
+) -> npt.NDArray[np.void]:
+    """Frames of the old datasets under their own instructions; of the `first` datasets all, if there is room."""
     table, dataset, frame = _join(old, keep)
-    wanted = np.flatnonzero(table.task >= 0)
-    rows = wanted[choose_frames(_rows_of(table, wanted), n, [seed, _OLD])]
+    rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    for of_first in (True, False):
+        wanted = np.flatnonzero((table.task >= 0) & ((dataset < first) == of_first))
+        chosen = choose_frames(_rows_of(table, wanted), n - len(rows), [seed, _OLD])
+        rows = np.concatenate([rows, wanted[chosen]])
     anchors = _blank(len(rows))
     anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
     return anchors

@@ -17,11 +17,9 @@ from lerobot_craft.anchors.files import (
     require_file,
     sha256_of,
 )
-from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.manifest import Manifest, remedy
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord
 from lerobot_craft.errors import CraftError
-
-_REBUILD = "Copy the cache again, or rebuild it with `craft cache build`."
 
 
 class AnchorStore:
@@ -144,10 +142,10 @@ def _nbytes(column: Column) -> int:
 def _check_file(path: Path, shard: ShardRecord) -> None:
     size = require_file(path)
     if size != shard.bytes:
-        raise CraftError(f"{path}: {size} bytes, but the manifest says {shard.bytes}. {_REBUILD}")
+        raise CraftError(f"{path}: {size} bytes, but the manifest says {shard.bytes}. {remedy(path.parent)}")
     # Left where a build was stopped right after its manifest; it must at least agree.
     if checksum_path(path).exists() and read_checksum(path) != shard.sha256:
-        raise CraftError(f"{checksum_path(path)}: another SHA-256 than in the manifest. {_REBUILD}")
+        raise CraftError(f"{checksum_path(path)}: another SHA-256 than in the manifest. {remedy(path.parent)}")
 
 
 def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | None) -> None:
@@ -161,7 +159,7 @@ def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | Non
     def verify(shard: ShardRecord) -> None:
         path = directory / shard.file
         if sha256_of(path, report) != shard.sha256:
-            raise CraftError(f"{path}: its SHA-256 is not the one in the manifest: it is damaged. {_REBUILD}")
+            raise CraftError(f"{path}: its SHA-256 is not the one in the manifest: it is damaged. {remedy(directory)}")
 
     with ThreadPoolExecutor(HASHING_THREADS) as pool:
         tasks = [pool.submit(verify, shard) for shard in shards]
@@ -176,12 +174,12 @@ def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | Non
 def _open_shard(path: Path, shard: ShardRecord, manifest: Manifest) -> ShardReader:
     reader = ShardReader(path)
     if reader.rows != shard.rows:
-        raise CraftError(f"{path}: {reader.rows} rows, but the manifest says {shard.rows}. {_REBUILD}")
+        raise CraftError(f"{path}: {reader.rows} rows, but the manifest says {shard.rows}. {remedy(path.parent)}")
     found = {name: describe(column) for name, column in reader.columns.items()}
     for name in sorted(found.keys() | manifest.columns.keys()):
         if found.get(name) != manifest.columns.get(name):
             raise CraftError(
                 f"{path}: column {name!r} is {found.get(name, 'missing')}, but the manifest declares "
-                f"{manifest.columns.get(name, 'none')}. {_REBUILD}"
+                f"{manifest.columns.get(name, 'none')}. {remedy(path.parent)}"
             )
     return reader

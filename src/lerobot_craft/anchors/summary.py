@@ -1,6 +1,7 @@
 """What a cache holds, for a person."""
 
 from lerobot_craft.anchors.build import INPUT
+from lerobot_craft.anchors.manifest import source_notes
 from lerobot_craft.anchors.retained import FIXED, OWN_ERROR
 from lerobot_craft.anchors.store import AnchorStore
 
@@ -12,6 +13,8 @@ def summary(store: AnchorStore) -> str:
     m = store.manifest
     sizes = bytes_by_purpose(store)
     total = sum(shard.bytes for shard in m.shards)
+    if m.kind == "memory":
+        return _memory_summary(store, total)
     lines = [
         f"{store.directory}",
         f"  kind         {m.kind}: {_what(store)}",
@@ -25,6 +28,24 @@ def summary(store: AnchorStore) -> str:
     for instruction, count, scale in zip(m.instructions, m.counts, m.scales, strict=True):
         unit = ", ".join(f"{loss} {value:.3g}" for loss, value in scale.values.items())
         lines.append(f"    {count:>6}  {instruction!r}  unit ({scale.source}, n={scale.n}): {unit}")
+    return "\n".join(lines)
+
+
+def _memory_summary(store: AnchorStore, total: int) -> str:
+    m = store.manifest
+    notes = source_notes(m)
+    lines = [
+        f"{store.directory}",
+        f"  kind         memory of a {m.policy_type}: observations, instructions and actions; no teacher's values",
+        f"  frames       {m.num_anchors}, {_human(total)}, {_human(total / m.num_anchors)} per frame",
+        "  from",
+        *(
+            f"    {len(d.frames):>6}  {d.repo_id} ({note.kind}, {note.fps:g} frames per second)"
+            for d, note in zip(m.datasets, notes, strict=True)
+        ),
+        "  instructions",
+        *(f"    {count:>6}  {text!r}" for text, count in zip(m.instructions, m.counts, strict=True)),
+    ]
     return "\n".join(lines)
 
 

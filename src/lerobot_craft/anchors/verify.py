@@ -70,9 +70,11 @@ def floor_of(dtype: str, adapter: PolicyAdapter, retained: Retained) -> float:
 def verify_cache(
     directory: Path, teacher: Teacher | None = None, progress: Progress | None = None
 ) -> tuple[Manifest, Reproduction | None]:
-    """Check a cache's bytes and, with a teacher, that it belongs to it and that it still says the same."""
+    """Check a cache's or memory's bytes and, of a cache with a teacher, that it still says the same."""
     fingerprint = None if teacher is None else teacher.fingerprint
     config = None if teacher is None else teacher.config
+    if Manifest.load(directory).kind == "memory":
+        fingerprint = config = teacher = None  # it holds no teacher's values to compute again
     loader = open_cache(directory, teacher=fingerprint, policy_config=config, progress=progress)
     if teacher is None:
         return loader.manifest, None

@@ -22,6 +22,10 @@ from lerobot_craft.bench.store import LOG_FILE, CellResult, Recorded, begin, cla
 from lerobot_craft.errors import CraftError
 
 Train = Callable[[list[str]], int]
+
+# A cell's flags say what it knows of the old tasks. What an earlier run of a sequence left in its checkpoint would join
+# that unseen, so a method that is to have a memory says so in its own flags, which come later.
+_NO_MEMORY = {"craft.memory": "off", "craft.remember": 0}
 """`craft train` on its arguments: the exit code."""
 
 
@@ -125,6 +129,7 @@ def _train_from(start: Path, cell: Base, train: Train) -> dict[str, Any]:
         "policy.path": start,
         **_dataset_flags(cell.demos.data),
         "output_dir": cell.output_dir,
+        **_NO_MEMORY,
         **cell.inputs["flags"],
         "craft.enabled": True,
         "craft.method": "naive",
@@ -157,6 +162,7 @@ def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
         "policy.path": cell.start,
         **_dataset_flags(cell.demos.data),
         "output_dir": cell.output_dir,
+        **_NO_MEMORY,
         **cell.flags,
         **cell.method.train_flags(cell.known, cell.knob),
     }

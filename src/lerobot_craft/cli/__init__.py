@@ -35,6 +35,7 @@ class Verb(NamedTuple):
 
 VERBS = {
     "cache": Verb("lerobot_craft.cli.cache", "keep what the teacher makes of chosen inputs: build, info, verify"),
+    "remember": Verb("lerobot_craft.cli.remember", "put frames of tasks that a policy can do into its checkpoint"),
     "train": Verb("lerobot_craft.cli.train", "fine-tune as lerobot-train does, and keep what the policy could do"),
     "eval": Verb("lerobot_craft.cli.eval", "success of checkpoints on tasks, as a matrix with intervals"),
     "listen": Verb(

@@ -96,7 +96,9 @@ def _verify(argv: Sequence[str]) -> int:
     with tqdm(total=total, desc="checksums", unit="B", unit_scale=True) as bar:
         manifest, reproduction = verify_cache(options.directory, teacher, bar.update)
     print(f"{options.directory}: {manifest.num_anchors} anchors in {len(manifest.shards)} shards, all checksums hold")
-    if reproduction is None:
+    if manifest.kind == "memory":
+        print("it is a memory, which holds no teacher's values: there is nothing more to check")
+    elif reproduction is None:
         print("give --policy.path=TEACHER to also compute some of them again")
     else:
         print(

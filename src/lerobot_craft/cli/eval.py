@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
     named = [argument for argument in argv if not argument.startswith("-")]
     policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
     plugins = [flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS)]
-    _register([*policy.plugins, *plugins])
+    register_plugins([*policy.plugins, *plugins])
     from lerobot_craft.lerobot_api.eval_flags import EvalFlags
 
     if not {"-h", "--help"}.isdisjoint(rest):
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _register(plugins: Sequence[str]) -> None:
+def register_plugins(plugins: Sequence[str]) -> None:
     """Make our own policies and environment known, and those of the packages that the command line names."""
     import lerobot_craft.tiny  # noqa: F401
     from lerobot_craft.lerobot_api.policies import load_plugin

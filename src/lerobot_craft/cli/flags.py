@@ -10,7 +10,8 @@ from lerobot_craft.errors import CraftError
 
 _POLICY = "--policy."
 _PLUGINS = "discover_packages_path"
-_LAST = "checkpoints/last/pretrained_model"  # of a training's output directory
+# Where the policy is in what people give for it: a checkpoint's policy, a checkpoint, a training's output directory.
+_INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,8 @@ def whole_flag(flag: str) -> str:
 
 
 def checkpoint_in(path: Path) -> Path:
-    """The last checkpoint of a training's output directory; any other path as it is."""
-    last = path / _LAST
-    return last if last.is_dir() else path
+    """The policy of a checkpoint, or of the last one of a training's output directory; any other path as it is."""
+    return next((place for inside in _INSIDE if ((place := path / inside) / "config.json").is_file()), path)
 
 
 def parse_flags[Config](

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import quiet_video
+from lerobot_craft.lerobot_api.stored_frames import FrameTable, StoredFrames, StoredMeta
 
 if TYPE_CHECKING:
     from lerobot.configs.policies import PreTrainedConfig
@@ -26,20 +26,8 @@ if TYPE_CHECKING:
 
 type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as lerobot's DataLoader collates them
 
+_SUCCESS = "next.success"
 _REVISION = re.compile(r"\w[\w./-]*")
-
-
-@dataclass(frozen=True)
-class FrameTable:
-    """Where every frame of an opened dataset belongs: one row per frame, row i being the frame `dataset[i]`."""
-
-    task: npt.NDArray[np.int64]  # index into the dataset's instructions
-    episode: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]  # frames since the episode began
-    length: npt.NDArray[np.int64]  # of the frame's episode
-
-    def __len__(self) -> int:
-        return len(self.task)
 
 
 def open_dataset(
@@ -172,8 +160,10 @@ def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> 
         )
 
 
-def frame_table(dataset: "LeRobotDataset") -> FrameTable:
+def frame_table(dataset: "LeRobotDataset | StoredFrames") -> FrameTable:
     """The dataset's frames as arrays; no image or video is decoded."""
+    if isinstance(dataset, StoredFrames):
+        return dataset.table
     # The Arrow table itself, because rows of `hf_dataset` come with their images decoded.
     columns = dataset.hf_dataset.data
     task, episode, position = (
@@ -193,9 +183,36 @@ def frame_table(dataset: "LeRobotDataset") -> FrameTable:
     return FrameTable(task=task, episode=episode, position=position, length=lengths[episode])
 
 
-def instructions(dataset_meta: "LeRobotDatasetMetadata") -> list[str]:
+def instructions(dataset_meta: "LeRobotDatasetMetadata | StoredMeta") -> list[str]:
     """The dataset's instructions; a frame's task index points into this list."""
+    if isinstance(dataset_meta, StoredMeta):
+        return list(dataset_meta.instructions)
     return [] if dataset_meta.tasks is None else [str(task) for task in dataset_meta.tasks.index]
+
+
+def frame_numbers(dataset: "LeRobotDataset") -> npt.NDArray[np.int64]:
+    """Of each row [N], the frame's number in the whole dataset, also where only some episodes are opened."""
+    numbers: npt.NDArray[np.int64] = dataset.hf_dataset.data.column("index").to_numpy().astype(np.int64)
+    return numbers
+
+
+def records_success(dataset: "LeRobotDataset") -> bool:
+    """Whether it says which episodes succeeded: demonstrations do not, recorded evaluations do."""
+    return _SUCCESS in dataset.meta.features
+
+
+def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
+    """Of each frame [N], whether its episode succeeded: 1, 0, or -1 where the dataset does not say.
+
+    `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal;
+    `lerobot-rollout` and `lerobot-record` write nothing of the kind.
+    """
+    columns = dataset.hf_dataset.data
+    if not records_success(dataset):
+        return np.full(len(columns), -1, dtype=np.int8)
+    episode = columns.column("episode_index").to_numpy().astype(np.int64)
+    reached = np.asarray([bool(np.any(value)) for value in columns.column(_SUCCESS).to_pylist()])
+    return np.isin(episode, episode[reached]).astype(np.int8)
 
 
 def dataset_fingerprint(dataset: "LeRobotDataset") -> str:

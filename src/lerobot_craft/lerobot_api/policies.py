@@ -19,6 +19,7 @@ WEIGHTS_FILE = "model.safetensors"
 
 _CONFIG_FILE = "config.json"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
+_MEMORY_FILES = "craft_memory/*"
 _SUBDIRECTORIES = "*/*"  # checkpoints of an unfinished training may lie there
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Logged by the root logger for every checkpoint of the pi0 family, good ones too.
@@ -115,6 +116,8 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
+        # Two calls into one directory: no pattern leaves out all subdirectories but one.
+        snapshot_download(str(path), revision=revision, allow_patterns=_MEMORY_FILES)
         return Path(
             snapshot_download(
                 str(path), revision=revision, allow_patterns=_CHECKPOINT_FILES, ignore_patterns=_SUBDIRECTORIES

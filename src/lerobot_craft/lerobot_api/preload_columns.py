@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.stored_frames import StoredFrames
 
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -129,8 +130,10 @@ def episode_bounds(dataset: "LeRobotDataset") -> tuple[Tensor, Tensor]:
     return torch.from_numpy(first), torch.from_numpy(last)
 
 
-def numbers(dataset: "LeRobotDataset", name: str) -> Tensor:
+def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
     """Values [N, ...] in the types of lerobot's samples, which are those that torch gives to Python's own numbers."""
+    if isinstance(dataset, StoredFrames):
+        return dataset.numbers(name)
     import pyarrow as pa  # type: ignore[import-untyped]
     import pyarrow.compute as pc  # type: ignore[import-untyped]
 

@@ -16,9 +16,12 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.preload_columns import read_columns
 from lerobot_craft.lerobot_api.samples import Samples
+from lerobot_craft.lerobot_api.stored_frames import StoredFrames
 
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+type Readable = "LeRobotDataset | Samples | StoredFrames"
 
 _BATCHES_AHEAD = 2
 # By columns, numbers of the whole dataset are read and a few samples compared with lerobot's: that must be worth it.
@@ -27,7 +30,7 @@ _FEWEST_FRAMES, _MOST_READ_FOR_ONE, _COMPARED = 16, 200, 2
 
 
 def read_batches(
-    datasets: Sequence["LeRobotDataset | Samples"],
+    datasets: Sequence[Readable],
     batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
     num_workers: int = 0,
 ) -> Iterator[RawBatch]:
@@ -37,7 +40,7 @@ def read_batches(
     are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
 
     Args:
-        datasets: From `open_dataset`, or preloaded.
+        datasets: From `open_dataset`, preloaded, or frames that are stored elsewhere.
         batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
         num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
     """
@@ -60,7 +63,7 @@ def read_batches(
 
 
 def _read_in_thread(
-    datasets: Sequence["LeRobotDataset | Samples"], wanted: list[tuple[int, list[int]]], collate: "_Collate"
+    datasets: Sequence[Readable], wanted: list[tuple[int, list[int]]], collate: "_Collate"
 ) -> Iterator[RawBatch]:
     frames = [0] * len(datasets)
     for dataset, indices in wanted:
@@ -80,7 +83,7 @@ def _read_in_thread(
         reader.shutdown(cancel_futures=True)
 
 
-def _reader(dataset: "LeRobotDataset | Samples", frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
+def _reader(dataset: Readable, frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
     """What reads a batch of one dataset, of which so many frames are wanted in all.
 
     lerobot decodes the images of every frame of a sample's windows, although the windows are of actions: for images
@@ -91,7 +94,7 @@ def _reader(dataset: "LeRobotDataset | Samples", frames: int, collate: "_Collate
         return collate([dataset[row] for row in rows])
 
     meta = dataset.meta
-    if isinstance(dataset, Samples) or meta.video_keys or meta.depth_keys or meta.has_language_columns:
+    if isinstance(dataset, Samples | StoredFrames) or meta.video_keys or meta.depth_keys or meta.has_language_columns:
         return by_lerobot
     if frames < _FEWEST_FRAMES or len(dataset) > frames * _MOST_READ_FOR_ONE:
         return by_lerobot
@@ -116,7 +119,7 @@ class _Collate:
     has_language_columns: bool
 
     @classmethod
-    def of(cls, datasets: Sequence["LeRobotDataset | Samples"]) -> "_Collate":
+    def of(cls, datasets: Sequence[Readable]) -> "_Collate":
         metas = [dataset.meta for dataset in datasets]
         cameras = {key for meta in metas for key in meta.camera_keys if key not in meta.depth_keys}
         return cls(tuple(sorted(cameras)), any(meta.has_language_columns for meta in metas))

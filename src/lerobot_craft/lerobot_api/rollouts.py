@@ -113,6 +113,24 @@ def play(player: Player, env: Any, *, episodes: int, batch_size: int, seed: int)
 
 
 @dataclass(frozen=True)
+class PlayedEpisode:
+    """What a policy saw and did.
+
+    Attributes:
+        instruction: Of the environment; empty where it has none.
+        observations: By the environment's names, as the policy's preprocessor gets them: [T, ...]; pictures are uint8
+            [T, C, H, W].
+        actions: As the policy's postprocessor returns them, [T, A].
+        success: Whether it reached the goal.
+    """
+
+    instruction: str
+    observations: dict[str, torch.Tensor]
+    actions: torch.Tensor
+    success: bool
+
+
+@dataclass(frozen=True)
 class Stage:
     """One task of an environment, made ready for one player: what lerobot's rollouts take, by name."""
 
@@ -125,6 +143,53 @@ class Stage:
         with seeded(seed):
             found = eval_policy(**self.parts, n_episodes=episodes, start_seed=seed)
         return [bool(episode["success"]) for episode in found["per_episode"]]
+
+    def record(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
+        """Episodes with all that the policy saw and did, by lerobot's `rollout`; one from each start, side by side.
+
+        There are as many starts as the stage has environments.
+        """
+        from lerobot.scripts.lerobot_eval import rollout
+
+        seen, done = _Listener(self.parts["preprocessor"]), _Listener(self.parts["postprocessor"])
+        with seeded(seeds[0]):
+            found = rollout(**{**self.parts, "preprocessor": seen, "postprocessor": done}, seeds=list(seeds))
+        over = found["done"].int().argmax(dim=1) + 1  # [B]
+        return [
+            _episode(seen.given, done.returned, place, int(length), found["success"])
+            for place, length in enumerate(over.tolist())
+        ]
+
+
+class _Listener:
+    """A processor, and all that it was given and gave."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        self.given: list[Any] = []
+        self.returned: list[Any] = []
+
+    def __call__(self, value: Any) -> Any:
+        self.given.append(dict(value) if isinstance(value, dict) else value)
+        answer = self._processor(value)
+        self.returned.append(answer)
+        return answer
+
+
+def _episode(
+    seen: Sequence[Mapping[str, Any]], done: Sequence[Any], place: int, length: int, success: torch.Tensor
+) -> PlayedEpisode:
+    """One of several that were played side by side."""
+    observations = {}
+    for name, value in seen[0].items():
+        if not isinstance(value, torch.Tensor) or not name.startswith("observation."):
+            continue
+        steps = torch.stack([step[name][place].cpu() for step in seen[:length]])  # [T, ...]
+        is_picture = name.startswith("observation.image") and steps.is_floating_point()
+        # lerobot divides bytes by 255: this gives them back exactly.
+        observations[name] = (steps * 255).round().to(torch.uint8) if is_picture else steps
+    actions = torch.stack([action[place].float().cpu() for action in done[:length]])  # [T, A]
+    return PlayedEpisode(str(seen[0]["task"][place]), observations, actions, bool(success[place, :length].any()))
 
 
 @contextmanager

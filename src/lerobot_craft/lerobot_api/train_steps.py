@@ -194,9 +194,19 @@ def push_checkpoint(directory: Path, cfg: Any) -> None:
     push_checkpoint_to_hub(directory, cfg.policy.repo_id, private=cfg.policy.private)
 
 
-def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], dataset: Any, card: str | None) -> None:
-    """Upload the trained policy, where `--policy.push_to_hub` says so; a card stands in place of lerobot's own."""
-    from huggingface_hub import ModelCard
+def push_policy(
+    cfg: Any,
+    policy: nn.Module,
+    processors: tuple[Any, Any],
+    dataset: Any,
+    card: str | None,
+    memory: Path | None = None,
+) -> None:
+    """Upload the trained policy, where `--policy.push_to_hub` says so; a card stands in place of lerobot's own.
+
+    lerobot saves the policy anew into a temporary directory and uploads that, so a memory needs a commit of its own.
+    """
+    from huggingface_hub import HfApi, ModelCard
 
     peft = {"peft_model": policy} if cfg.policy.use_peft else {}
     if card is not None:
@@ -205,6 +215,13 @@ def push_policy(cfg: Any, policy: nn.Module, processors: tuple[Any, Any], datase
     policy.push_model_to_hub(cfg, dataset_meta=dataset.meta, **peft)  # type: ignore[operator]
     for processor in processors:
         processor.push_to_hub(cfg.policy.repo_id)
+    if memory is not None:
+        HfApi().upload_folder(
+            repo_id=cfg.policy.repo_id,
+            folder_path=memory,
+            path_in_repo=memory.name,
+            commit_message="Upload the memory of old tasks",
+        )
 
 
 def eval_flags(cfg: Any) -> dict[str, object]:

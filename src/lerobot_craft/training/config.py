@@ -51,12 +51,14 @@ _AT_LEAST_ONE = (
     "num_draws",
     "replay_frames",
     "ewc_samples",
+    "memory_bytes",
 )
 _AT_LEAST_ZERO = (
     "anchor_batch_size",
     "epsilon_decay_steps",
     "log_craft_metrics_freq",
     "probe_anchors",
+    "remember",
     "check_ranks_freq",
 )
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
@@ -96,6 +98,15 @@ class CraftConfig:
     # cache: the teacher's values are computed once | online: at every visit, by the PEFT adapter switched off or by a
     # frozen copy of the policy.
     teacher: str = "cache"
+
+    # auto: the memory in the checkpoint of --policy.path, if there is one (`craft remember` makes it) | off: as if
+    # there were none | the path of a memory, or of a checkpoint that has one. Its frames and instructions are held.
+    memory: str = "auto"
+    # Frames of the new task that are added to the memory of every checkpoint, so that the next fine-tuning holds this
+    # task too. 0: none; the memory that was there is still carried on.
+    remember: int = 100
+    # Bytes of all frames of that memory. The newest tasks are thinned first.
+    memory_bytes: int = 67108864
 
     # Where anchors come from when they are not in a cache yet.
     # dataset: frames of the old datasets | cross: frames of the new task with old instructions | both | auto: both
@@ -198,6 +209,8 @@ class CraftConfig:
     check_ranks_freq: int = 100
 
     def __post_init__(self) -> None:
+        if self.memory.lower() == "false":  # draccus reads values as YAML, where `off` is a truth value
+            self.memory = "off"
         self._check_choices()
         self._check_numbers()
         try:  # the parts check what is theirs
@@ -280,9 +293,10 @@ class CraftConfig:
         """Whether it says where anchors can be taken from."""
         return bool(self.old_dataset.repo_id) or self.old_instructions is not None
 
-    def source(self, reads_instruction: bool) -> str:
-        """Where anchors come from, for a policy that reads instructions or does not."""
-        return resolve_source(self.anchor_source, old=bool(self.old_dataset.repo_id), new=reads_instruction)
+    def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
+        """Where anchors come from, for a policy that reads instructions or does not, with or without a memory."""
+        old = bool(self.old_dataset.repo_id) or has_memory
+        return resolve_source(self.anchor_source, old=old, new=reads_instruction)
 
     def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
         """The same wishes as flags of `craft cache build`."""

@@ -66,4 +66,12 @@ def _run(session: Session) -> None:
         logger.info("End of training")
         if cfg.policy.push_to_hub:
             card = recorder.card(session) if session.craft.enabled else None
-            train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset, card)
+            memory = None if session.carried is None else session.carried.directory
+            if session.carried is not None:
+                logger.info(
+                    "the push to %s takes the memory along: %s (--craft.remember=0 and `craft remember --forget` leave "
+                    "pictures out)",
+                    cfg.policy.repo_id,
+                    "; ".join(session.carried.lines()),
+                )
+            train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset, card, memory)

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
+from lerobot_craft.lerobot_api.datasets import instructions
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
+from lerobot_craft.memory.format import Memory, read_memory, write_memory
 from lerobot_craft.policies import unwrapped
 from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.load import Teacher
@@ -21,10 +24,12 @@ from lerobot_craft.teacher.processors import normalizer_stats
 from lerobot_craft.teacher.weights import check_weights, require_weights
 from lerobot_craft.training.anchoring.probe import ActionProbe
 from lerobot_craft.training.anchoring.probed import make_probe
+from lerobot_craft.training.anchoring.remembered import Remembered, find_memory, open_remembered
 from lerobot_craft.training.config import CraftConfig, Normalization
 from lerobot_craft.training.master_weights import make_masters
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.methods.registry import make_method
+from lerobot_craft.training.output.carried import BEFORE, Carried, make_carried
 from lerobot_craft.training.output.craft_state import check_files, load_craft_state
 from lerobot_craft.training.sharding import check_sharding, read_sharded_optimizer, shard_policy
 from lerobot_craft.training.statistics.kept_range import warning_lines
@@ -54,6 +59,9 @@ class Session:
         probe: Measures the drift of the actions; None where nothing is known to measure it on.
         masters: Float32 copies of bfloat16 weights; None where they were not asked for.
         command: The line that started the run, for whoever finds its checkpoint.
+        before: The memory of the policy before fine-tuning; None where there is none.
+        remembered: What of it is held and measured; None where nothing is.
+        carried: The memory of the run's checkpoints; None where they have none, and on other ranks than the main one.
     """
 
     cfg: Any
@@ -72,6 +80,9 @@ class Session:
     probe: ActionProbe | None = None
     masters: MasterWeights | None = None
     command: str = ""
+    before: Memory | None = None
+    remembered: Remembered | None = None
+    carried: Carried | None = None
 
     @property
     def student(self) -> nn.Module:
@@ -130,11 +141,16 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         step = read_training_state(cfg.checkpoint_path, None if craft.shard else optimizer, scheduler)
     data = parts.make_data(cfg, dataset, held_out, accelerator, step, preload=craft.preload)
     began = time.perf_counter()
-    probe = None
+    probe = before = remembered = carried = None
     if origin is not None:
-        _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator)
+        before, remembered = _memory(cfg, craft, origin, instructions(dataset.meta))
+        _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator, remembered)
         with undisturbed_rng():
             probe = make_probe(method, cfg.output_dir)
+            if accelerator.is_main_process:
+                carried = make_carried(cfg, craft, cfg.policy, before, dataset)
+                if before is not None and not cfg.resume:
+                    write_memory(before, cfg.output_dir / BEFORE)
     start_s = time.perf_counter() - began
     if craft.shard:
         wrapped: nn.Module = shard_policy(policy, optimizer, accelerator)
@@ -163,7 +179,38 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         probe,
         masters,
         command,
+        before,
+        remembered,
+        carried,
     )
+
+
+def _memory(
+    cfg: Any, craft: CraftConfig, origin: Origin, new_tasks: Sequence[str]
+) -> tuple[Memory | None, Remembered | None]:
+    """The memory of the policy before fine-tuning, and what of it is held.
+
+    A resumed run reads the copy in its own directory, or the first checkpoint's, and checks that it is the same.
+    """
+    places = [find_memory(craft.memory, Path(origin.path))]
+    wanted = None
+    if cfg.resume:
+        wanted = load_craft_state(cfg.checkpoint_path).get("memory")
+        if wanted is None:
+            return None, None
+        places = [cfg.output_dir / BEFORE, *places]
+    for place in places:
+        if place is None or not place.is_dir():
+            continue
+        memory = read_memory(place)
+        if wanted in (None, memory.fingerprint()):
+            return memory, open_remembered(craft, memory, place, new_tasks, int(cfg.seed or 0))
+    if wanted is not None:
+        raise CraftError(
+            f"the memory that this run began with is neither in {cfg.output_dir / BEFORE} nor in {origin.path}: copy "
+            "it back, or start a new run"
+        )
+    return None, None
 
 
 def _start(
@@ -175,9 +222,12 @@ def _start(
     origin: Origin,
     optimizer: Any,
     accelerator: Any,
+    remembered: Remembered | None,
 ) -> None:
     teacher = Teacher(unwrapped(policy), *processors, cfg.policy, origin.fingerprint)
-    context = Context(craft, cfg, policy, teacher, origin.path, optimizer, accelerator, resumed=cfg.resume)
+    context = Context(
+        craft, cfg, policy, teacher, origin.path, optimizer, accelerator, resumed=cfg.resume, remembered=remembered
+    )
     # The same seed gives the same batches and the same noise with and without CRaFT.
     with undisturbed_rng():
         method.start(context)

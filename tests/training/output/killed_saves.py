@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from lerobot_craft.training.output import checkpoints
+from lerobot_craft.anchors import whole_directory
 from lerobot_craft.training.output.checkpoints import (
     clear_leftovers,
     last_checkpoint,
@@ -82,7 +82,7 @@ def found(run):
 
 def main(scratch, way):
     if way == "rename":
-        checkpoints._exchange = lambda first, second: False
+        whole_directory._exchange = lambda first, second: False
     begun = scratch / "begun"
     save(begun, "000010", "early")
     if way != "fresh":

@@ -15,6 +15,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from lerobot_craft.anchors import whole_directory
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output import checkpoints
 from lerobot_craft.training.output.checkpoints import (
@@ -56,7 +57,7 @@ def test_nothing_is_visible_before_the_block_ends(run):
 @pytest.mark.parametrize("swapped", [True, False])
 def test_a_step_that_is_saved_again_replaces_the_former(run, swapped, monkeypatch):
     if not swapped:
-        monkeypatch.setattr(checkpoints, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(whole_directory, "_exchange", lambda first, second: False)
     save(run, "000010", "again")
     assert names(run) == ["000010", "last"]
     assert content(run / "checkpoints" / "000010") == "again"
@@ -76,9 +77,9 @@ def test_an_error_in_the_block_leaves_the_former_checkpoint(run, error):
 
 
 def test_a_new_name_that_cannot_be_given_brings_the_former_checkpoint_back(run, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(whole_directory, "_exchange", lambda first, second: False)
     with pytest.raises(FileNotFoundError), whole_or_not_at_all(run / "checkpoints" / "000010") as directory:
-        monkeypatch.setattr(checkpoints, "_sync_tree", lambda _: shutil.rmtree(directory))
+        monkeypatch.setattr(whole_directory, "_sync_tree", lambda _: shutil.rmtree(directory))
     assert names(run) == ["000010", "last"]
     assert content(run / "checkpoints" / "000010") == "early"
 

@@ -60,7 +60,7 @@ class OnlineAnchors:
         self._actions = Retained("action", top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
         self.num_anchors = len(job.plan)
-        self.source = context.config.source(job.adapter.reads_instruction)
+        self.source: str = job.plan.source
         self.instructions = torch.from_numpy(job.plan.instruction)
         self.cross = torch.from_numpy(job.plan.cross)
         self._origins = by_origin(self.cross)

@@ -1,7 +1,8 @@
 """Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for.
 
-Where there are plenty of anchors that cost nothing (frames of the new task under old instructions), these few are kept
-out of training. A policy may learn its anchors by heart, and the drift on those that hold it does not show that.
+Where the policy has a memory, these are real frames of it that are kept out of training. Else, where there are plenty
+of anchors that cost nothing (frames of the new task under old instructions), these few are kept out of training. A
+policy may learn its anchors by heart, and the drift on those that hold it does not show that.
 """
 
 import functools
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 PROBE_FILE = "action_probe.safetensors"
 _INDEX, _INSTRUCTION = "anchor", "instruction"
 _PLENTY = 20  # times as many as the probe takes
+_FRAMES_PER_TASK = 4  # real ones, where the probe would otherwise take fewer
+UNVERIFIED = "unverified: measured on made-up anchors; `craft remember` or three rollouts would verify it"
 
 
 class ActionDrift(NamedTuple):
@@ -53,10 +56,19 @@ class ActionProbe:
         num_anchors: How many.
         in_own_error: Whether 1 is the teacher's own error on that task; else drifts are absolute.
         held_out: Whether no step visits them.
+        real: Whether they are frames of old tasks that are kept out of training; else some or all are made up, or were
+            trained on.
     """
 
     def __init__(
-        self, context: Context, anchors: Anchors, batches: Sequence[AnchorBatch], *, held_out: bool = False
+        self,
+        context: Context,
+        anchors: Anchors,
+        batches: Sequence[AnchorBatch],
+        *,
+        held_out: bool = False,
+        real: bool = False,
+        same_units: Anchors | None = None,
     ) -> None:
         self._adapter = adapter_for(context.teacher.config)
         self._config = context.teacher.config
@@ -65,10 +77,18 @@ class ActionProbe:
         self._loss_type = self._retained.loss_types(self._adapter)[0]
         self.tasks = anchors.tasks
         self._batches = batches
-        self._units = self._own_errors(anchors)
+        self._units = self._shared_units(self._own_errors(anchors), same_units)
         self.num_anchors = sum(len(batch) for batch in batches)
         self.in_own_error = self._units is not None
         self.held_out = held_out
+        self.real = real
+
+    @property
+    def measured_on(self) -> str:
+        """How far its numbers can be believed, in words."""
+        if self.real:
+            return f"measured on {self.num_anchors} real frames kept out of training"
+        return UNVERIFIED
 
     @classmethod
     def prepare(cls, context: Context, anchors: Anchors, output_dir: Path) -> "ActionProbe | None":
@@ -98,6 +118,42 @@ class ActionProbe:
         if held_out := _are_plenty(anchors, len(chosen)):
             anchors.hold_out(chosen)
         return cls(context, anchors, batches, held_out=held_out)
+
+    @classmethod
+    def of_kept_frames(
+        cls, context: Context, anchors: Anchors, output_dir: Path, same_units: Anchors | None
+    ) -> "ActionProbe | None":
+        """The probe of a run on real old frames, which are in no other anchors.
+
+        Args:
+            context: The run.
+            anchors: Frames that are kept out of training.
+            output_dir: Of the run.
+            same_units: Anchors that the method holds, whose units are then these numbers' too.
+        """
+        path = output_dir / PROBE_FILE
+        if context.resumed and main_decides(path.exists):
+            _, batches = _read(path, anchors, context.config.anchor_batch_size)
+        else:
+            wanted = max(context.config.probe_anchors, _FRAMES_PER_TASK * len(anchors.tasks))
+            chosen = evenly(anchors.instructions, min(wanted, anchors.num_anchors))
+            batches = []
+            for indices in chosen.split(context.config.anchor_batch_size):
+                batch = anchors.actions(indices)
+                if batch is None:
+                    _explain_absence(context, path)
+                    return None
+                batches.append(batch)
+            if context.accelerator.is_main_process:
+                _write(path, chosen, batches)
+        return cls(context, anchors, batches, held_out=True, real=True, same_units=same_units)
+
+    def _shared_units(self, own: list[float] | None, other: Anchors | None) -> list[float] | None:
+        """Units of the anchors that are held: measured on more frames, and the same as the budget's."""
+        if other is None or other.retained.mode != "action" or own is None:
+            return own
+        known = dict(zip(other.tasks, other.units(self._loss_type), strict=True))
+        return [known.get(task, unit) for task, unit in zip(self.tasks, own, strict=True)]
 
     def measure(self, policy: Any) -> ActionDrift:
         """Drift of a policy's actions from the teacher's. Neither its mode nor any random generator changes."""

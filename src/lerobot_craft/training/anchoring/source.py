@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from lerobot_craft.anchors.loader import AnchorBatch, open_cache
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.anchors.recipe import DatasetFlags, digest
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, digest, num_anchors
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
@@ -97,7 +98,7 @@ def open_anchors(context: Context) -> Anchors:
 
 
 def _open_online(context: Context) -> Anchors:
-    if not context.config.names_an_origin:
+    if not _has_an_origin(context):
         raise CraftError(
             "--craft.teacher=online reads its anchors from datasets: give those of the old tasks as "
             "--craft.old_dataset.repo_id, or only their instructions as --craft.old_instructions"
@@ -115,7 +116,7 @@ def _open_cached(context: Context) -> Anchors:
         reads_instruction = adapter_for(context.teacher.config).reads_instruction
         check_origin(context.config, context.config.source(reads_instruction), anchors.manifest, given)
         return anchors
-    if not context.config.names_an_origin:
+    if not _has_an_origin(context):
         raise CraftError(_neither(given))
     with flags_of_training():
         job = _job(context, given or Path())
@@ -133,7 +134,32 @@ def _open_cached(context: Context) -> Anchors:
 def _job(context: Context, directory: Path) -> Job:
     new = context.train.dataset
     new_dataset = DatasetFlags(new.repo_id, str(new.root or ""), new.revision)
-    return prepare(context.config.build_config(directory, new_dataset, context.seed), context.teacher)
+    build = context.config.build_config(directory, new_dataset, context.seed)
+    remembered = context.remembered
+    if remembered is None:
+        return prepare(build, context.teacher)
+    build = _with_room(build, len(remembered.held or ()), context)
+    return prepare(build, context.teacher, remembered.old_frames(context.teacher.config))
+
+
+def _with_room(build: BuildConfig, remembered: int, context: Context) -> BuildConfig:
+    """The number of anchors that has room for all frames of a memory, unless the flags say how many there are."""
+    if remembered == 0:
+        return build
+    adapter = adapter_for(context.teacher.config)
+    usual = num_anchors(None, None, adapter)
+    of_datasets = usual // 2 if build.dataset.repo_id else 0
+    source = build.source(adapter.reads_instruction, has_memory=True)
+    if source == "both" and build.old_frames is None:
+        wanted = remembered + of_datasets
+        return replace(build, old_frames=wanted if build.num_samples is None else min(wanted, build.num_samples // 2))
+    if source == "dataset" and build.num_samples is None:
+        return replace(build, num_samples=remembered + of_datasets)
+    return build
+
+
+def _has_an_origin(context: Context) -> bool:
+    return context.config.names_an_origin or context.remembered is not None
 
 
 def _build(context: Context, job: Job, directory: Path) -> None:
@@ -204,7 +230,8 @@ def _home() -> Path:
 def _neither(directory: Path | None) -> str:
     where = "there are no anchors" if directory is None else f"{directory} holds no finished cache of anchors"
     return (
-        f"{where}, and nothing says what to make them from. Either build a cache with `craft cache build` and give it "
-        "as --craft.anchor_cache_dir; or name the old tasks here: their frames with --craft.old_dataset.repo_id, or "
-        "only their instructions with --craft.old_instructions='...; ...'"
+        f"{where}, and nothing says what to make them from. Give the policy a memory with `craft remember CHECKPOINT "
+        "--dataset.repo_id=NAME`; or name the old tasks here: their frames with --craft.old_dataset.repo_id, or only "
+        "their instructions with --craft.old_instructions='...; ...'. A cache of `craft cache build` is given as "
+        "--craft.anchor_cache_dir"
     )

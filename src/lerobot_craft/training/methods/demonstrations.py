@@ -14,7 +14,6 @@ from lerobot_craft.anchors.plan import Plan, make_plan
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
-    FrameTable,
     RawBatch,
     dataset_fingerprint,
     frame_table,
@@ -26,6 +25,7 @@ from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.preload import preloaded
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
+from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.policies import mode
 from lerobot_craft.training.methods.method import Context
 

@@ -60,4 +60,4 @@ class LearningWithoutForgetting(Constrained):
             hidden_layer=None,
             layers_to_save=None,
         )
-        super().start(dataclasses.replace(context, config=fixed))
+        super().start(dataclasses.replace(context, config=fixed, remembered=None))

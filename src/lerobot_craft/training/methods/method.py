@@ -13,6 +13,7 @@ from lerobot_craft.core.gradients import loud
 from lerobot_craft.core.sharding import whole
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.teacher.load import Teacher
+from lerobot_craft.training.anchoring.remembered import Remembered
 from lerobot_craft.training.config import CraftConfig
 
 
@@ -37,6 +38,7 @@ class Context:
         optimizer: lerobot's, before accelerate wraps it.
         accelerator: accelerate's, for device, ranks and backward.
         resumed: Whether this run goes on from a checkpoint.
+        remembered: The memory of the policy before fine-tuning; None where there is none, or it is not wanted.
     """
 
     config: CraftConfig
@@ -47,6 +49,7 @@ class Context:
     optimizer: Any
     accelerator: Any
     resumed: bool = False
+    remembered: Remembered | None = None
 
     @property
     def seed(self) -> int:

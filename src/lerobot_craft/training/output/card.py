@@ -139,6 +139,9 @@ def _facts(run: RunFile, budget: float | None, retained: Sequence[Outcome]) -> s
     if budget is not None:
         rows.append(("budget", f"drift at most {number(budget)} ({run.budget_unit})"))
         rows.append(("budget met", _met(budget, retained)))
+    if run.measured_on is not None:
+        rows.append(("drift of the actions", run.measured_on.replace("`", "")))
+    rows += [("pictures that travel", f"in `craft_memory/`: {_text(line)}") for line in run.memory]
     return _table(("", ""), [(f"**{name}**", value if "`" in value else _text(value)) for name, value in rows])
 
 

@@ -1,6 +1,5 @@
 """Checkpoint directories that are whole or absent, and the link to the newest one."""
 
-import ctypes
 import errno
 import os
 import re
@@ -8,12 +7,13 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from lerobot_craft.anchors.files import plain_errors, sync_directory, temporary_path
+from lerobot_craft.anchors.whole_directory import replaced, settle
 from lerobot_craft.errors import CraftError
 
 # lerobot's own names; its tools look for them.
@@ -48,17 +48,10 @@ def whole_or_not_at_all(checkpoint_dir: Path) -> Iterator[Path]:
     Raises:
         CraftError: The disk is full, or failed in another way that a person can mend.
     """
-    temporary = temporary_path(checkpoint_dir)
     try:
-        checkpoint_dir.parent.mkdir(parents=True, exist_ok=True)
-        _settle(checkpoint_dir)
-        temporary.mkdir()
-        yield temporary
-        _sync_tree(temporary)
-        _put_in_place(temporary, checkpoint_dir)
+        with replaced(checkpoint_dir) as temporary:
+            yield temporary
     except BaseException as error:
-        with suppress(OSError):  # the error that came first is the one to report
-            _settle(checkpoint_dir)
         if (number := _disk_error(error)) is not None:
             raise CraftError(_not_saved(checkpoint_dir, number)) from error
         raise
@@ -109,7 +102,7 @@ def clear_leftovers(output_dir: Path) -> list[Path]:
     with plain_errors(directory):
         found = sorted(path for path in directory.iterdir() if _LEFTOVER.fullmatch(path.name))
         for name in sorted({path.name[1:].rpartition(".")[0] for path in found}):
-            _settle(directory / name)
+            settle(directory / name)
         link = temporary_path(directory / LAST)
         if link.is_symlink():
             link.unlink()
@@ -136,63 +129,6 @@ def _packages(argv: Sequence[str]) -> list[str]:
 def _is_whole(checkpoint_dir: Path) -> bool:
     # A name without a dot is given to whole ones only; this leaves out what a killed lerobot-train, or a person, left.
     return all((checkpoint_dir / part).is_file() for part in (TRAIN_CONFIG, TRAINING_STEP))
-
-
-def _aside(checkpoint_dir: Path) -> Path:
-    """Where a checkpoint waits while its successor takes its name."""
-    return checkpoint_dir.with_name(f".{checkpoint_dir.name}.old")
-
-
-def _put_in_place(temporary: Path, checkpoint_dir: Path) -> None:
-    if checkpoint_dir.exists() and _exchange(temporary, checkpoint_dir):
-        sync_directory(checkpoint_dir.parent)  # before the old one goes: its name must not come back without content
-    else:
-        if checkpoint_dir.exists():
-            checkpoint_dir.rename(_aside(checkpoint_dir))
-        temporary.rename(checkpoint_dir)
-        sync_directory(checkpoint_dir.parent)
-    _settle(checkpoint_dir)
-
-
-def _settle(checkpoint_dir: Path) -> None:
-    """Leaves of a save, wherever it stopped, the checkpoint under its name and nothing else."""
-    temporary, aside = temporary_path(checkpoint_dir), _aside(checkpoint_dir)
-    if aside.exists() and not checkpoint_dir.exists():
-        aside.rename(checkpoint_dir)
-    _remove(temporary)
-    if aside.exists():
-        # Renamed first: a half removed directory must never be taken for one that waits to be put back.
-        aside.rename(temporary)
-        _remove(temporary)
-
-
-def _remove(directory: Path) -> None:
-    if directory.is_symlink():
-        directory.unlink()
-    else:
-        # What cannot be removed now (another machine may have it open) must not fail a save; it goes with the next.
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swaps two names in one step, and says whether it could: Linux can, on most local filesystems."""
-    if not sys.platform.startswith("linux"):
-        return False
-    renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
-    if renameat2 is None:
-        return False
-    at_fdcwd, rename_exchange = -100, 2
-    done: int = renameat2(at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange)
-    return done == 0
-
-
-def _sync_tree(directory: Path) -> None:
-    """Puts the files and names of a directory onto the disk."""
-    for folder, _, files in directory.walk(top_down=False):
-        for name in files:
-            with (folder / name).open("rb") as file:
-                os.fsync(file.fileno())
-        sync_directory(folder)
 
 
 def _disk_error(error: BaseException) -> int | None:

@@ -4,14 +4,16 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import gather_streams, save_streams
 from lerobot_craft.lerobot_api.training import checkpoint_directory
 from lerobot_craft.training.master_weights import gather_masters, save_masters
 from lerobot_craft.training.output.card_success import CARD_FILE
+from lerobot_craft.training.output.carried import link_files
 from lerobot_craft.training.output.checkpoints import point_last_at, whole_or_not_at_all
 from lerobot_craft.training.output.craft_state import save_craft_state
-from lerobot_craft.training.session import Session
+from lerobot_craft.training.session import Origin, Session
 from lerobot_craft.training.settings import save_craft_config
 from lerobot_craft.training.sharding import gather_states
 
@@ -41,12 +43,22 @@ def save(session: Session, recorder: "Recorder") -> None:
             if session.origin is not None:
                 save_craft_config(session.craft, partial / _PRETRAINED)
                 (partial / _PRETRAINED / CARD_FILE).write_text(recorder.card(session), encoding="utf-8")
-                save_craft_state(partial, {"origin": session.origin.to_json(), "method": session.method.state_dict()})
+                if session.carried is not None:
+                    link_files(session.carried.directory, partial / _PRETRAINED / MEMORY_FOLDER)
+                save_craft_state(partial, _state(session, session.origin))
         point_last_at(directory)
         if session.cfg.save_checkpoint_to_hub:
+            if session.carried is not None:
+                travels = "; ".join(session.carried.lines())
+                logger.info("the push of %s takes the memory along: %s", directory.name, travels)
             train_steps.push_checkpoint(directory, session.cfg)
         recorder.checkpoint(directory)
     session.accelerator.wait_for_everyone()
+
+
+def _state(session: Session, origin: Origin) -> dict[str, Any]:
+    state = {"origin": origin.to_json(), "method": session.method.state_dict()}
+    return state if session.before is None else state | {"memory": session.before.fingerprint()}
 
 
 def _write(session: Session, directory: Path, gathered: tuple[dict[str, Any], dict[str, Any]] | None) -> None:
@@ -68,4 +80,6 @@ def save_policy(session: Session, recorder: "Recorder", directory: Path, note: s
     with whole_or_not_at_all(directory) as partial:
         train_steps.write_policy(partial, session.cfg, session.student, session.processors)
         save_craft_config(session.craft, partial)
+        if session.carried is not None:
+            link_files(session.carried.directory, partial / MEMORY_FOLDER)
         (partial / CARD_FILE).write_text(recorder.card(session, note), encoding="utf-8")

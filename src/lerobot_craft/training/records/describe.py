@@ -37,6 +37,8 @@ def describe(session: Session, craft: CraftConfig, tasks: Sequence[str]) -> RunF
         conflict_threshold=craft.conflict_threshold,
         anchors=None if anchors is None else AnchorsHeld(anchors.source, anchors.num_anchors, anchors.stored_bytes),
         costs=_held(session),
+        measured_on=None if session.probe is None else session.probe.measured_on,
+        memory=[] if session.carried is None else session.carried.lines(),
     )
 
 

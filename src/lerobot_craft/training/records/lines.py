@@ -44,6 +44,7 @@ def banner(
     cache_dir: Path | str | None = None,
     costs: Sequence[Cost] = (),
     compute: str = "nothing",
+    memory: Sequence[str] = (),
 ) -> str:
     """What begins: for `craft` the anchors and the constraint, for another method what it holds.
 
@@ -54,11 +55,13 @@ def banner(
         cache_dir: Where they are kept; None: the teacher is online.
         costs: Memory beyond plain fine-tuning.
         compute: Work beyond it, in words.
+        memory: What is known of the memory: where old frames come from, what is measured on, what travels.
     """
     if config.method == "craft":
         lines = [*_anchor_lines(config, anchors, tasks, cache_dir), "CRaFT enabled", *_constraint_lines(config)]
     else:
         lines = [f"Method: {config.method}", f"It holds: {_what_it_holds(config)}"]
+    lines += memory
     lines.append(f"Normalization: {config.normalization} ({_NORMALIZATION[config.normalization]})")
     lines.append(f"Compute beyond plain fine-tuning: {compute}")
     return "\n".join([*lines, *cost_lines("Memory beyond plain fine-tuning:", costs)])

@@ -138,6 +138,8 @@ class Recorder:
         if detailed:
             for line in lines.task_lines(values, self.tasks):
                 logger.info(line)
+            if self._probe is not None:
+                logger.info("  action_drift: %s", self._probe.measured_on)
         bar.set_postfix_str(lines.bar_text(values))
         if self._journal is not None:
             self._journal.log(values)
@@ -192,6 +194,7 @@ class Recorder:
             cache_dir=None if anchors is None else anchors.directory,
             costs=session.method.costs(),
             compute=session.method.compute(),
+            memory=_memory_lines(session),
         )
         checked: StartReport | None = getattr(session.method, "start_report", None)
         for line in [*text.splitlines(), *(lines.start_lines(checked) if checked is not None else ())]:
@@ -233,6 +236,7 @@ class Recorder:
             checkpoint=self.checkpoint_dir or last_checkpoint(cfg.output_dir),
             eval_flags=train_steps.eval_flags(cfg),
             held_out=self._probe.num_anchors if self._probe is not None and self._probe.held_out else 0,
+            measured_on=None if self._probe is None else self._probe.measured_on,
             bounded_share=self._measured.bounded_share,
             bound=craft.surgery(cfg.optimizer.grad_clip_norm).retention_max_norm,
         )
@@ -244,6 +248,16 @@ class Recorder:
         """Make all lines durable and close the files, however the run ended."""
         if self._journal is not None:
             self._journal.close()
+
+
+def _memory_lines(session: Session) -> list[str]:
+    """Where old frames come from, what the drift of the actions is measured on, and what travels."""
+    lines_of = [] if session.remembered is None else [session.remembered.line()]
+    if session.probe is not None:
+        lines_of.append(f"Action drift: {session.probe.measured_on}")
+    if session.carried is not None:
+        lines_of.append(f"Checkpoints will carry a memory: {'; '.join(session.carried.lines())}")
+    return lines_of
 
 
 def _finite(values: dict[str, Any], step: int) -> dict[str, Any]:

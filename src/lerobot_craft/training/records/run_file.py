@@ -77,6 +77,8 @@ class RunFile:
         costs: Memory beyond plain fine-tuning.
         end_step: The last step; None while the run goes on, and where it was killed.
         took: None likewise.
+        measured_on: What the drift of the actions was measured on, in words; None where it was not measured.
+        memory: What travels with the checkpoints, a line for each dataset.
     """
 
     craft_version: str
@@ -98,6 +100,8 @@ class RunFile:
     costs: list[Held] = field(default_factory=list)
     end_step: int | None = None
     took: Took | None = None
+    measured_on: str | None = None
+    memory: list[str] = field(default_factory=list)
     schema: int = _SCHEMA
 
 
@@ -113,7 +117,8 @@ def read_run_file(output_dir: Path) -> RunFile:
         content = parse_object(read_bytes(path))
         if content.get("schema") != _SCHEMA:
             raise StrictJSONError(f"schema: this release reads {_SCHEMA}, the file has {content.get('schema')!r:.40}")
-        return decode(RunFile, content)
+        # Of runs before there were memories.
+        return decode(RunFile, {"measured_on": None, "memory": [], **content})
     except StrictJSONError as error:
         raise CraftError(
             f"{path} is no record of this release ({error}): bring back a copy of it, or move it away; the run is "

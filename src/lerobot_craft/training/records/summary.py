@@ -75,6 +75,7 @@ def summary(
     held_out: int = 0,
     bounded_share: float = 0.0,
     bound: float = math.inf,
+    measured_on: str | None = None,
 ) -> str:
     """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
 
@@ -91,8 +92,11 @@ def summary(
         held_out: Anchors of the action drift, if no step visited them.
         bounded_share: Of the anchor steps those whose weighted retention gradient was shortened to its bound.
         bound: That bound.
+        measured_on: What the drift of the actions was measured on, in words; None where it was not measured.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
+    if measured_on is not None:
+        lines.append(f"  Action drift: {measured_on}.")
     lines += _by_heart_lines(config, epsilon, retained, held_out)
     lines += _bound_lines(epsilon, retained, bounded_share, bound)
     memory = cost_lines("memory:", costs) or ["memory: none"]
