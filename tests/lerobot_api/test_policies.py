@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import autocast, autocast_name, load_policy_config, require_config
+from lerobot_craft.lerobot_api.policies import (
+    autocast,
+    autocast_name,
+    load_policy_config,
+    local_checkpoint,
+    require_config,
+)
 from lerobot_craft.lerobot_api.processors import policy_batch
 
 
@@ -59,3 +65,12 @@ def test_a_cut_config_is_named(checkpoints, tmp_path, damage):
     for load in (load_policy_config, require_config):
         with pytest.raises(CraftError, match=r"copy/config\.json .*Copy the checkpoint again"):
             load(copy)
+
+
+@pytest.mark.parametrize("given", ["run", "run/checkpoints/last", "run/checkpoints/last/pretrained_model"])
+def test_an_output_directory_stands_for_its_last_policy(given, tmp_path):
+    policy = tmp_path / "run/checkpoints/last/pretrained_model"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    assert local_checkpoint(tmp_path / given) == policy
+    assert local_checkpoint(tmp_path) == tmp_path, "nothing is guessed"
