@@ -160,7 +160,7 @@ def _nearest(name: str, known: Mapping[str, Flag]) -> str | None:
     if near:
         return near[0]
     # The prefix was left out, or is another one.
-    by_end = {full.rpartition(".")[2]: full for full in reversed(known)}
+    by_end = {full.rpartition(".")[2]: full for full in reversed(list(known))}
     near = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
     return by_end[near[0]] if near else None
 
