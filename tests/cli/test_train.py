@@ -1,12 +1,18 @@
 """`craft train` as a person types it; whole runs are in tests/training/test_run.py."""
 
+import re
+import subprocess
+import sys
+
 import pytest
 
 from lerobot_craft.cli import main
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.cli.train import split_flags
+from lerobot_craft.cli.train_flags import check_names, train_flags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
+from tests.docs.known_flags import defaults_of, names_of
 
 
 @pytest.mark.parametrize(
@@ -107,11 +113,64 @@ def test_help_has_both_sets_of_flags(flag, capsys):
     said = capsys.readouterr().out
     ours, _, lerobots = said.partition("flags of lerobot-train:")
     assert "usage: craft train" in ours
-    assert "--lambda_lr" in ours
-    assert "--old_dataset.repo_id" in ours
+    assert "--craft.lambda_lr" in ours
+    assert "--craft.old_dataset.repo_id" in ours
     assert "--env_eval_freq" in lerobots
     assert "--policy.n_action_steps" in lerobots, "of the policy that was chosen"
     assert "--policy.vlm_model_name" not in lerobots, "and of no other"
+
+
+def without_imports(*argv):
+    """`craft train` in a process that cannot import torch or lerobot; the seconds of its own work."""
+    code = (
+        "import sys, time; sys.modules['torch'] = sys.modules['draccus'] = None; begun = time.process_time();"
+        "from lerobot_craft.cli import main; code = main(sys.argv[1:]);"
+        "print(time.process_time() - begun, file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "train", *argv], capture_output=True, text=True)
+    *said, seconds = done.stderr.splitlines()
+    return done.returncode, done.stdout, said, float(seconds)
+
+
+def test_help_answers_at_once_with_the_ten_that_matter_first():
+    code, said, _, seconds = without_imports("--help")
+    assert (code, seconds < 1) == (0, True)
+    first = re.findall(r"^  --(\S+)", said.partition("the flags of a first run:")[2], re.MULTILINE)[:10]
+    assert {"policy.path", "dataset.repo_id", "output_dir", "craft.enabled", "craft.old_instructions"} <= set(first)
+    flags = re.findall(r"^  --(craft\.\S+)((?: \(.*\))?\n +\S)?", said, re.MULTILINE)
+    assert [name for name, text in flags if not text] == [], "each has a text"
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"),
+    [
+        ("--craft.old_instruction=x", "--craft.old_instructions"),
+        ("--batch_sise=4", "--batch_size"),
+        ("--estimat", "--estimate"),
+        ("--old_instructions=x", "--craft.old_instructions"),
+        ("craft.lambda_rl=1", "--craft.lambda_lr"),
+        ("--dataset.repo=x", "--dataset.repo_id"),
+    ],
+)
+def test_a_misspelt_flag_is_found_at_once(flag, meant):
+    code, _, said, seconds = without_imports(flag)
+    assert (code, seconds < 1) == (2, True)
+    assert said == [
+        f"craft: unrecognized arguments: {flag}: did you mean {meant}? (`craft train --help` lists the flags)"
+    ]
+
+
+def test_every_flag_is_known_and_flags_of_types_are_left_to_lerobot():
+    from lerobot.configs.train import TrainPipelineConfig
+
+    known = train_flags()
+    ours = {flag.removeprefix("--") for flag in defaults_of(CraftConfig, "craft.")}
+    assert ours == {name for name in known if name.startswith("craft.")}
+    lerobots = names_of(TrainPipelineConfig) - {"--checkpoint_path"}
+    check_names(sorted(f"{flag}=x" for flag in lerobots), {})
+    check_names(
+        ["--policy.path=x", "--policy.any=1", "--env.type=x", "--env.discover_packages_path=a", "-2", "x=y"], {}
+    )
 
 
 def test_help_trains_nothing(tmp_path, capsys):

@@ -168,8 +168,6 @@ class Trials:
         where = "within a save" if unfinished_saves(output) else where
         resumes = bool(saved_steps(output))
         argv = ["train", *newest_resume_flags(output)] if resumes else self.flags(output, seed)
-        if not resumes:
-            shutil.rmtree(output, ignore_errors=True)  # no checkpoint to go on from: craft asks for another directory
         assert self._warm.run(argv, log) == 0, (where, prepare, log.read_text()[-2000:])
         assert_same_run(output, whole)
         assert not unfinished_saves(output)

@@ -1,8 +1,10 @@
 """Kill at any moment, resume, and have the run that was never killed, to the bit; test_kills.py kills more often."""
 
+import signal
+
 import pytest
 
-from tests.faults.runs import assert_same_run, kill_when, logged_steps, resume_flags
+from tests.faults.runs import assert_same_run, kill_when, logged_steps, resume_flags, wait_until
 
 STEPS = 11
 
@@ -23,3 +25,33 @@ def test_killed_and_resumed_is_never_killed(save_freq, killed_after, run_flags, 
     assert logged_steps(broken) < STEPS, "it was killed too late to show anything"
     assert craft_train(*resume_flags(broken)) == 0
     assert_same_run(broken, whole)
+
+
+@pytest.mark.parametrize("more", [[], ["--resume=true"]], ids=["same command", "with --resume"])
+def test_killed_before_the_first_checkpoint_is_started_again(more, run_flags, warm_process, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+
+    def argv(output):
+        return ["train", *run_flags("smolvla", output, steps=STEPS, save_freq=STEPS, batch_size=4)]
+
+    assert warm_process.run(argv(whole), tmp_path / "log") == 0
+    command = warm_process.start(argv(broken), tmp_path / "log_killed")
+    wait_until(lambda: logged_steps(broken) >= 2, command)
+    command.send_signal(signal.SIGKILL)
+    assert command.wait() == -signal.SIGKILL
+    assert (broken / "metrics.jsonl").exists()
+    assert not (broken / "checkpoints" / "last").exists()
+    log = tmp_path / "log_again"
+    assert warm_process.run([*argv(broken), *more], log) == 0, log.read_text()[-3000:]
+    assert_same_run(broken, whole)
+
+
+def test_a_run_is_never_resumed_without_its_constraint(run_flags, craft_train, tmp_path, capfd):
+    run = tmp_path / "run"
+    assert craft_train(*run_flags("act", run, steps=2, save_freq=1, batch_size=2)) == 0
+    (run / "checkpoints/000002/pretrained_model/craft_config.json").unlink()
+    assert craft_train(*resume_flags(run), "--steps=3") == 2
+    said = capfd.readouterr().err
+    assert "craft_config.json is missing, and craft_state.json says" in said
+    assert "000001/pretrained_model/train_config.json" in said.splitlines()[-1]
+    assert not (run / "checkpoints/000003").exists()

@@ -59,25 +59,6 @@ def test_stock_pi0_fast_names_the_tokenizers_that_are_lerobots_own():
     assert {defaults["text_tokenizer_name"], defaults["action_tokenizer_name"]} == LEROBOTS_TOKENIZERS
 
 
-@pytest.mark.parametrize(
-    ("content", "field"),
-    [
-        ({"steps": None}, "steps is None"),
-        ({"steps": {"a": {}}}, "steps is {'a': {}}"),
-        ({"steps": 3}, "steps is 3"),
-        ({"steps": [[]]}, r"steps\[0\] is \[\]"),
-        ({"steps": [{"registry_name": "device_processor", "config": None}]}, r"steps\[0\]\.config is None"),
-        ({"name": None, "steps": []}, "name is None"),
-        ([], "no JSON object"),
-    ],
-)
-@pytest.mark.parametrize("file", ["policy_preprocessor.json", "policy_postprocessor.json"])
-def test_a_processor_that_lerobot_could_not_load_or_save_is_named_first(content, field, file, tmp_path):
-    (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(CraftError, match=rf"{file}: .*{field}.*: copy the checkpoint again"):
-        refuse_foreign_code(SimpleNamespace(pretrained_path=tmp_path))
-
-
 def test_a_policy_without_a_checkpoint_and_stock_names_pass():
     config = SimpleNamespace(pretrained_path=None, action_tokenizer_name="lerobot/fast-action-tokenizer")
     refuse_foreign_code(config)

@@ -1,3 +1,4 @@
+import json
 import shutil
 from types import SimpleNamespace
 
@@ -5,8 +6,14 @@ import pytest
 import torch
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import autocast, autocast_name, load_policy_config, require_config
-from lerobot_craft.lerobot_api.processors import policy_batch
+from lerobot_craft.lerobot_api.policies import (
+    autocast,
+    autocast_name,
+    load_policy_config,
+    local_checkpoint,
+    require_config,
+)
+from lerobot_craft.lerobot_api.processors import check_form, policy_batch
 
 
 @pytest.mark.parametrize(
@@ -59,3 +66,31 @@ def test_a_cut_config_is_named(checkpoints, tmp_path, damage):
     for load in (load_policy_config, require_config):
         with pytest.raises(CraftError, match=r"copy/config\.json .*Copy the checkpoint again"):
             load(copy)
+
+
+@pytest.mark.parametrize("given", ["run", "run/checkpoints/last", "run/checkpoints/last/pretrained_model"])
+def test_an_output_directory_stands_for_its_last_policy(given, tmp_path):
+    policy = tmp_path / "run/checkpoints/last/pretrained_model"
+    policy.mkdir(parents=True)
+    (policy / "config.json").write_text("{}")
+    assert local_checkpoint(tmp_path / given) == policy
+    assert local_checkpoint(tmp_path) == tmp_path, "nothing is guessed"
+
+
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ({"steps": None}, "steps is None"),
+        ({"steps": {"a": {}}}, "steps is {'a': {}}"),
+        ({"steps": 3}, "steps is 3"),
+        ({"steps": [[]]}, r"steps\[0\] is \[\]"),
+        ({"steps": [{"registry_name": "device_processor", "config": None}]}, r"steps\[0\]\.config is None"),
+        ({"name": None, "steps": []}, "name is None"),
+        ([], "no JSON object"),
+    ],
+)
+@pytest.mark.parametrize("file", ["policy_preprocessor.json", "policy_postprocessor.json"])
+def test_a_processor_that_lerobot_could_not_load_or_save_is_named_first(content, field, file, tmp_path):
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(CraftError, match=rf"{file}: .*{field}.*: copy the checkpoint again"):
+        check_form(tmp_path)

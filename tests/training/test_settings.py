@@ -93,7 +93,7 @@ def test_a_checkpoint_that_lost_its_craft_settings_is_not_gone_on_with(saved_run
 
 
 def test_a_whole_command_resumes_or_starts_over(saved_run, train_flags, run_dir, checkpoints):
-    flags = train_flags("act", run_dir, steps=7)
+    flags = train_flags("act", run_dir, steps=7, seed=1000)  # lerobot's default, which the saved run has
     cfg, _ = read([*flags, "--resume=true"], *ENABLED)
     assert (cfg.resume, cfg.policy.pretrained_path) == (False, checkpoints("act"))
     with pytest.raises(CraftError, match=r"holds no checkpoint\. Run the command that started the run again"):

@@ -33,6 +33,7 @@ class DatasetFlags:
     repo_id: str = ""
     # Their directories on this machine, in the same order. Without them they are looked up as lerobot does.
     root: str = ""
+    # Branch, tag or commit on the Hub.
     revision: str | None = None
 
     def addresses(self, flag: str) -> list[tuple[str, str | None]]:

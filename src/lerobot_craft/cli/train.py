@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.cli.train_flags import check_names, help_text
 from lerobot_craft.errors import CraftError
 
 _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
@@ -18,14 +19,14 @@ data (--craft.old_dataset.repo_id), or a cache of `craft cache build` (--craft.a
 What is left open is what held the old skills in the bench: actions are retained. With --craft.retention_mode=hidden
 or token_ce it is as the documents of the first CRaFT have it.
 
-go on after an interruption:
-  craft train --config_path=OUTPUT_DIR/checkpoints/last/pretrained_model/train_config.json --resume=true
+resume after an interruption:
+  craft train --output_dir=OUTPUT_DIR --resume=true
 
 how much memory a run will need, without running it and without reading weights (docs/scaling.md):
   craft train --estimate [the flags of the run] [--estimate.world_size=8] [--estimate.strategy=ddp|fsdp]
       [--estimate.json=true]
 
-flags of craft, each behind --craft. (docs/commands.md has whole lines to start from):
+docs/commands.md has whole lines to start from; docs/flags.md every flag.
 """
 _CRAFT = "craft."
 _ESTIMATE = "estimate."
@@ -35,9 +36,12 @@ _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--pol
 
 def run(argv: list[str]) -> int:
     """Train and return 0; what is wrong with flags, data or anchors is raised before the first step."""
+    wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    if not wants_help:
+        check_names(argv, _ALIASES)  # before anything slow is imported
     craft_flags, rest = split_flags(argv)
     estimate_flags, rest = take_estimate_flags(rest)
-    if not {"-h", "--help"}.isdisjoint(argv):
+    if wants_help:
         return _help(rest)
     if estimate_flags is not None:
         return _estimate(estimate_flags, craft_flags, rest)
@@ -113,14 +117,13 @@ def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
 
 
 def _help(rest: Sequence[str]) -> int:
-    from lerobot_craft.lerobot_api.train_flags import print_train_help
-    from lerobot_craft.training.config import CraftConfig
-
     print(_USAGE)
-    try:
-        parse_flags(CraftConfig, ["--help"], "craft train")
-    except SystemExit:
-        print("\nflags of lerobot-train:\n", flush=True)
-    print_train_help([argument for argument in rest if argument not in ("-h", "--help")])
-    sys.stdout.flush()
+    print(help_text(), flush=True)
+    chosen = [argument for argument in rest if argument.partition("=")[0].endswith((".type", "discover_packages_path"))]
+    if chosen:  # their flags are known to lerobot alone, which takes its time
+        from lerobot_craft.lerobot_api.train_flags import print_train_help
+
+        print("\nflags of lerobot-train, with those of the types that were chosen:\n", flush=True)
+        print_train_help([argument for argument in rest if argument not in ("-h", "--help")])
+        sys.stdout.flush()
     return 0

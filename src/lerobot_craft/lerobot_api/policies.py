@@ -18,6 +18,7 @@ from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 WEIGHTS_FILE = "model.safetensors"
 
 _CONFIG_FILE = "config.json"
+_POLICY_INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")  # where lerobot-train puts it
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
 _MEMORY_FILES = "craft_memory/*"
 _SUBDIRECTORIES = "*/*"  # checkpoints of an unfinished training may lie there
@@ -109,9 +110,13 @@ def require_config(directory: Path) -> None:
 
 
 def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
-    """The directory of a checkpoint: the path itself, or where a policy of the Hub is or will be downloaded to."""
+    """The directory of a checkpoint: the path itself, or where a policy of the Hub is or will be downloaded to.
+
+    Of a training's output directory it is the policy of its last checkpoint, and of a checkpoint the policy inside.
+    """
     if Path(path).is_dir():
-        return Path(path)
+        inside = (Path(path) / part for part in _POLICY_INSIDE)
+        return next((directory for directory in inside if (directory / _CONFIG_FILE).is_file()), Path(path))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -134,9 +139,6 @@ def _checkpoint_directory(path: str | Path) -> Path:
     directory = local_checkpoint(path)
     if (directory / _CONFIG_FILE).is_file():
         return directory
-    inner = directory / "pretrained_model"  # where lerobot-train puts the policy of a training checkpoint
-    if (inner / _CONFIG_FILE).is_file():
-        raise CraftError(f"{directory} is a training checkpoint; the policy is inside: use {inner}.")
     raise CraftError(
         f"{directory} has no {_CONFIG_FILE}, so it is not a policy checkpoint. Use the directory that lerobot-train "
         "wrote as checkpoints/<step>/pretrained_model."

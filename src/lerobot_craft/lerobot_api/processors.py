@@ -1,7 +1,7 @@
 """Pre- and postprocessors of lerobot's policies: loading them, and what craft reads of them."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import PolicyConfig
 
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
+_POSTPROCESSOR_FILE = "policy_postprocessor.json"
 
 
 class ProcessorStep(Protocol):
@@ -54,6 +55,7 @@ def load_processors(
     from safetensors import SafetensorError
 
     directory = Path(config.pretrained_path or "")
+    check_form(directory)
     try:
         saved = json.loads((directory / _PREPROCESSOR_FILE).read_text())
         overrides = _preprocessor_overrides(config, saved, device or torch.device(config.device))
@@ -90,6 +92,8 @@ def train_processors(
     """
     from lerobot.policies.factory import make_pre_post_processors
 
+    if cfg.policy.pretrained_path is not None:
+        check_form(Path(cfg.policy.pretrained_path))
     config: Any = policy.config
     stats = {} if cfg.resume else {"stats": dataset_stats}
     made: dict[str, Any] = {}
@@ -118,6 +122,44 @@ def train_processors(
         **made,
     )
     return processors
+
+
+def check_form(directory: Path) -> None:
+    """Refuse processors that are JSON but not of lerobot's form, by file and field.
+
+    lerobot fails on them with a TypeError or, where the name is none, at the first save, after training. A file that is
+    missing or no JSON is for the loader to complain about.
+    """
+    for file in (directory / _PREPROCESSOR_FILE, directory / _POSTPROCESSOR_FILE):
+        try:
+            content = json.loads(file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            continue
+        for problem in _form_problems(content):
+            raise CraftError(
+                f"{file}: {problem}, so lerobot cannot load or save this processor. The file is damaged or was edited: "
+                "copy the checkpoint again"
+            )
+
+
+def _form_problems(content: object) -> Iterator[str]:
+    """What is not of the form in which lerobot saves a processor."""
+    if not isinstance(content, dict):
+        yield "it holds no JSON object"
+        return
+    name, steps = content.get("name", "unnamed"), content.get("steps", [])
+    if not isinstance(name, str) or not name:
+        yield f"name is {name!r:.80}, not a text"
+    if not isinstance(steps, list):
+        yield f"steps is {steps!r:.80}, not a list"
+        return
+    for number, step in enumerate(steps):
+        if not isinstance(step, dict):
+            yield f"steps[{number}] is {step!r:.80}, not an object"
+        elif not isinstance(step.get("config", {}), dict):
+            yield f"steps[{number}].config is {step['config']!r:.80}, not an object"
+        elif not isinstance(step.get("state_file", ""), str):
+            yield f"steps[{number}].state_file is {step['state_file']!r:.80}, not a file's name"
 
 
 def _preprocessor_overrides(

@@ -121,17 +121,19 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions; share of states that are drawn (on
-    # walks: what is not the robot's own); noise on the others in standard deviations.
+    # For cross: share of anchors on walks of the teacher under old instructions.
     walked_states: float = 0.5
+    # For cross: share of states that are drawn (on walks: what is not the robot's own).
     drawn_states: float = 0.7
     # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
     # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
     draw_from: str = "auto"
+    # For cross: noise on states that are not drawn, in standard deviations.
     state_jitter: float = 0.0
 
     # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
     hidden_layer: str | None = None
+    # Several layers, separated by commas, such as -2,-1.
     layers_to_save: str | None = None
     # Unset: mean_image_tokens; for layers_to_save vision_mean+text_last.
     pooling: str | None = None
@@ -142,30 +144,37 @@ class CraftConfig:
     # Keep the layer that turns hidden states into actions as it is: a loss on hidden states does not hold it.
     # Unset: where every token is kept.
     freeze_readout: bool | None = None
-    # For action: logits kept per token; (noise, time) draws per anchor.
+    # For action: logits kept per token.
     top_k: int = 64
+    # For action: (noise, time) draws per anchor.
     num_draws: int = 8
 
-    # The multiplier of the constraint, or one for each old task.
+    # true: a multiplier for each old task | false: one for all.
     lambda_per_task: bool = True
-    # ascent | pi | log.
+    # How multipliers move: ascent | pi | log.
     dual_rule: str = "ascent"
+    # Where multipliers start.
     initial_lambda: float = 3.0
+    # How fast they move.
     lambda_lr: float = 0.01
     # Unset: where it starts, so that it may rise but not fall below.
     lambda_min: float | None = None
+    # The largest value of a multiplier.
     lambda_max: float = 10.0
     # Falling multipliers move this much slower than rising ones.
     lambda_fall_rate: float = 1.0
-    # Of pi: the proportional gain, relative to lambda_lr, and the share of the old value in the moving average.
+    # Of pi: the proportional gain, relative to lambda_lr.
     lambda_gain: float = 1.0
+    # Of pi: the share of the old value in the moving average.
     lambda_smoothing: float = 0.0
 
-    # The budget: L_ret <= epsilon, from start to end within epsilon_decay_steps (0: all steps).
+    # The budget of the drift at the first step.
     epsilon_start: float = 1.0
+    # The budget at the end.
     epsilon_end: float = 0.1
+    # Steps from one to the other; 0: all steps.
     epsilon_decay_steps: int = 0
-    # linear | cosine | exponential.
+    # How it falls: linear | cosine | exponential.
     epsilon_decay: str = "linear"
     # teacher: 1.0 is the teacher's own error (of hidden states: their spread) on that task | absolute: the loss itself.
     epsilon_unit: str = "teacher"
@@ -173,19 +182,24 @@ class CraftConfig:
     # Take from the task gradient what points against the retention gradient, where their cosine is below the threshold.
     # Stricter than the budget: drift may then stop growing long before it (decision 0003).
     use_grad_projection: bool = True
+    # The cosine of the two gradients below which they conflict.
     conflict_threshold: float = -0.1
     # weighted: g_t + lambda g_r | equal: (g_t + g_r) / 2 | task_priority: g_t + min(lambda, 1) g_r.
     projection_mode: str = "weighted"
-    # Bounds on each gradient before merging. Unset: the optimizer's grad_clip_norm.
+    # Bound on the task gradient before merging. Unset: the optimizer's grad_clip_norm.
     task_max_norm: float | None = None
+    # Bound on the weighted retention gradient. Unset: the same.
     retention_max_norm: float | None = None
 
-    # er: frames of the old datasets that are kept, and how many join the batch for each new frame.
+    # er: frames of the old datasets that are kept.
     replay_frames: int = 1000
+    # er: how many join the batch for each new frame.
     replay_ratio: float = 1.0
-    # l2sp, ewc: strength of the pull; ewc: frames of the old datasets that the Fisher information is measured on.
+    # l2sp: strength of the pull.
     l2sp_alpha: float = 0.01
+    # ewc: strength of the pull.
     ewc_lambda: float = 100.0
+    # ewc: frames of the old datasets that the Fisher information is measured on.
     ewc_samples: int = 256
     # lwf: weight of the distillation.
     lwf_lambda: float = 1.0
@@ -198,6 +212,7 @@ class CraftConfig:
     log_craft_metrics_freq: int = 100
     # Anchors on which the drift of the actions is measured, kept out of training where there are plenty; 0: none.
     probe_anchors: int = 32
+    # Write lambda_history.csv and module_cosines.csv.
     save_lambda_history: bool = True
 
     # Several processes: spread the parameters over them (FSDP2), where the policy does not fit on one device.

@@ -149,7 +149,8 @@ def _not_saved(checkpoint_dir: Path, number: int) -> str:
     # The run is two levels up, or three: a merged policy is in OUTPUT_DIR/merged/alpha_0.20/pretrained_model.
     last = next(filter(None, map(last_checkpoint, checkpoint_dir.parents[1:3])), None)
     if last is None:
-        way_on = f"There is no earlier one. To start again, {_REMEDIES[number]} and run the same command again."
+        again = "run the same command, or give another --output_dir"
+        way_on = f"There is no earlier one. To start again, {_REMEDIES[number]} and {again}."
     else:
         way_on = f"The last whole one is {last}. To go on from it, {_REMEDIES[number]} and run\n{resume_command(last)}"
     return f"{checkpoint_dir} could not be saved ({os.strerror(number)}; {free:.2f} GB are free there). {way_on}"

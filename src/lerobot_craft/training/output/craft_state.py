@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class _StateFile:
     sha256: str
     state: dict[str, Any]
     files: dict[str, str]
-    settings: list[str] = field(default_factory=list)  # of releases before it was written down: not known
+    settings: list[str]  # empty where an earlier release saved it
 
 
 def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
@@ -124,7 +124,7 @@ def _read_state(checkpoint_dir: Path) -> _StateFile:
                 f"{path} has schema {schema}, and this version of craft reads {_SCHEMA}: resume with the version that "
                 "saved it"
             )
-        file = decode(_StateFile, content)
+        file = decode(_StateFile, {"settings": []} | content)
         if file.sha256 != _digest(file.state, file.files, file.settings):
             raise StrictJSONError("sha256: not that of its content")
     except StrictJSONError as error:

@@ -1,0 +1,184 @@
+"""Flags of `craft train` without importing what they configure: their names and help are read from source files.
+
+torch and lerobot take ten seconds and more to import. A misspelt flag is found, and `--help` answers, before that. The
+source files are those of the installed packages, so a flag is known here exactly when it exists.
+"""
+
+import ast
+import difflib
+import importlib.util
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from lerobot_craft.errors import CraftError
+
+_OWN = Path(__file__).parents[1]
+_ALWAYS = ("help", "config_path", "discover_packages_path", "estimate")
+_WIDTH = 100
+
+# What a first run needs, in the words of a first run; the rest follows by group.
+_FIRST = {
+    "policy.path": "The policy to fine-tune: a checkpoint directory, or a name on the Hub.",
+    "dataset.repo_id": "The new task's dataset.",
+    "dataset.root": "Its directory on this machine. Unset: lerobot's home, then the Hub.",
+    "output_dir": "Where the run writes.",
+    "steps": "Training steps.",
+    "batch_size": "New frames per step (and rank).",
+    "craft.enabled": "true: keep what the policy can do. false: plain lerobot-train.",
+    "craft.old_instructions": "What to keep: instructions with ; between them, or a file with one per line.",
+    "craft.old_dataset.repo_id": "What to keep, if you have old data: datasets separated by commas.",
+    "resume": "true: continue from the last checkpoint of --output_dir, or start if there is none.",
+}
+# The first flag of each group of CRaFT's settings, in the order of the file, and what the group is about.
+_CRAFT_GROUPS = {
+    "enabled": "method",
+    "anchor_cache_dir": "anchors in training",
+    "anchor_source": "where anchors come from",
+    "hidden_layer": "what is retained, in detail",
+    "lambda_per_task": "multipliers",
+    "epsilon_start": "budget",
+    "use_grad_projection": "gradients",
+    "replay_frames": "other methods",
+    "log_craft_metrics_freq": "metrics",
+    "shard": "several processes, precision",
+}
+
+
+class Flag(NamedTuple):
+    """One flag: its name without dashes, its default as the source has it, its help, and the class of its type."""
+
+    name: str
+    default: str
+    help: str
+    type: str
+
+
+def train_flags() -> dict[str, Flag]:
+    """CRaFT's flags, the estimate's and lerobot's own, by name; those of a policy or environment are not listed."""
+    craft = _fields(_OWN / "training" / "config.py", "CraftConfig")
+    dataset = _fields(_OWN / "anchors" / "recipe.py", "DatasetFlags")
+    estimate = _fields(_OWN / "training" / "estimate" / "options.py", "EstimateConfig")
+    found = list(_nested(craft, "craft.", {"DatasetFlags": dataset}))
+    found += _nested(estimate, "estimate.", {})
+    if (spec := importlib.util.find_spec("lerobot")) is not None and spec.submodule_search_locations:
+        configs = Path(spec.submodule_search_locations[0]) / "configs"
+        groups = ("DatasetConfig", "WandBConfig", "EvalConfig", "PeftConfig", "JobConfig")
+        inner = {name: _fields(configs / "default.py", name) for name in groups}
+        found += _nested(_fields(configs / "train.py", "TrainPipelineConfig"), "", inner)
+    return {flag.name: flag for flag in found}
+
+
+def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
+    """Refuse a flag that does not exist, with the one that was probably meant.
+
+    Flags of a policy, an environment or an optimizer depend on its type, which a plugin may bring: draccus checks them.
+    """
+    known = train_flags()
+    groups = {name for name, flag in known.items() if flag.type}
+    heads = {name.rpartition(".")[0] for name in known} - {"", "craft"}  # a whole group, as YAML
+    for argument in argv:
+        name = argument.partition("=")[0]
+        is_flag = name.startswith("--") and len(name) > 2
+        if not is_flag and not (argument.startswith("craft.") and "=" in argument):
+            continue
+        name = name.removeprefix("--")
+        if name in known or name in heads or name in _ALWAYS or f"--{name}" in aliases:
+            continue
+        if any(name.startswith(f"{group}.") for group in groups) or name.endswith("discover_packages_path"):
+            continue
+        meant = _nearest(name, known)
+        advice = f"did you mean --{meant}? " if meant else ""
+        raise CraftError(f"unrecognized arguments: {argument}: {advice}(`craft train --help` lists the flags)")
+
+
+def help_text() -> str:
+    """All flags: those of a first run, then group by group."""
+    known = train_flags()
+    first = [known.get(name, Flag(name, "", "", ""))._replace(help=text) for name, text in _FIRST.items()]
+    title = ""
+    grouped: dict[str, list[Flag]] = {}
+    for flag in known.values():
+        head, _, rest = flag.name.partition(".")
+        if head == "craft":
+            title = _CRAFT_GROUPS.get(rest, title)
+            grouped.setdefault(f"craft: {title}", []).append(flag)
+        else:
+            named = "craft train --estimate" if head == "estimate" else f"lerobot-train: {head}"
+            grouped.setdefault(named if rest else "flags of lerobot-train", []).append(flag)
+    grouped = {"the flags of a first run": first, **grouped}
+    return "\n\n".join(f"{title}:\n{_lines(flags)}" for title, flags in grouped.items())
+
+
+def _nested(fields: Sequence[Flag], prefix: str, classes: Mapping[str, Sequence[Flag]]) -> Iterator[Flag]:
+    """The fields with their prefix; in place of one that is a known dataclass, its fields."""
+    for flag in fields:
+        name = f"{prefix}{flag.name}"
+        if flag.type in classes:
+            for inner in classes[flag.type]:
+                yield inner._replace(name=f"{name}.{inner.name}", help=inner.help or flag.help)
+        else:
+            yield flag._replace(name=name)
+
+
+def _fields(source: Path, class_name: str) -> list[Flag]:
+    """The fields of a dataclass, with the comments above or behind them as help."""
+    text = source.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == class_name)
+    found: list[Flag] = []
+    for node in next(classes).body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        default = "required" if node.value is None else ast.unparse(node.value)
+        if "init=False" in default:
+            continue
+        kind = _class_of(node.annotation)
+        above = _comment_above(lines, node.lineno - 1)
+        behind = lines[(node.end_lineno or node.lineno) - 1].partition("  # ")[2]
+        found.append(Flag(node.target.id, "" if default.startswith("field(") else default, above or behind, kind))
+    return found
+
+
+def _comment_above(lines: Sequence[str], row: int) -> str:
+    words: list[str] = []
+    while row > 0 and lines[row - 1].strip().startswith("#"):
+        row -= 1
+        words.insert(0, lines[row].strip().lstrip("# "))
+    return " ".join(words)
+
+
+def _class_of(annotation: ast.expr) -> str:
+    """The dataclass in an annotation such as `X`, `m.X | None`; nothing for plain values."""
+    text = ast.unparse(annotation).removesuffix(" | None").rpartition(".")[2]
+    return text if text[:1].isupper() and text not in ("Path", "Any") else ""
+
+
+def _nearest(name: str, known: Mapping[str, Flag]) -> str | None:
+    near = difflib.get_close_matches(name, [*known, *_ALWAYS, "policy.path"], n=1, cutoff=0.75)
+    if near:
+        return near[0]
+    # The prefix was left out, or is another one.
+    by_end = {full.rpartition(".")[2]: full for full in reversed(list(known))}
+    near = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
+    return by_end[near[0]] if near else None
+
+
+def _lines(flags: Sequence[Flag]) -> str:
+    shown = []
+    for flag in flags:
+        if flag.type:
+            shown.append(f"  --{flag.name}.*\n      `craft train --{flag.name}.type=X --help` lists those of a type.")
+            continue
+        words = {"": "", "None": " (unset)", "required": " (required)"}
+        default = words.get(flag.default, f" ({_as_typed(flag.default)})")
+        text = textwrap.fill(flag.help, _WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+        shown.append(f"  --{flag.name}{default}" + (f"\n{text}" if flag.help else ""))
+    return "\n".join(shown)
+
+
+def _as_typed(default: str) -> str:
+    """A default as it would be written on the command line."""
+    words = {"True": "true", "False": "false", "''": "empty"}
+    return words.get(default, default.strip("'\"").replace("_", "") if default[:1].isdigit() else default.strip("'\""))
