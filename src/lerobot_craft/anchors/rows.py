@@ -36,7 +36,7 @@ def dataset_anchors(
 ) -> npt.NDArray[np.void]:
     """Frames of the old datasets under their own instructions; of the `first` datasets all, if there is room."""
     table, dataset, frame = _join(old, keep)
-    rows = np.empty(0, dtype=np.int64)
+    rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
     for of_first in (True, False):
         wanted = np.flatnonzero((table.task >= 0) & ((dataset < first) == of_first))
         chosen = choose_frames(_rows_of(table, wanted), n - len(rows), [seed, _OLD])
