@@ -60,6 +60,7 @@ def flags_of(verb):
     from lerobot_craft.anchors.recipe import BuildConfig
     from lerobot_craft.evaluation.acting import ListenFlags
     from lerobot_craft.lerobot_api.eval_flags import EvalFlags
+    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
 
     if verb == "train":
         return train_flags()
@@ -73,6 +74,9 @@ def flags_of(verb):
         return names_of(EvalFlags) | {"--env.discover_packages_path"} | of_policy(train_flags())
     if verb == "listen":
         return names_of(ListenFlags) | of_policy(train_flags())
+    if verb == "remember":
+        own = {"--list", "--verify", "--forget", "--env.discover_packages_path"}
+        return names_of(RememberFlags) | own | of_policy(train_flags())
     module = {"bench": bench, "demo": demo, "report": report, "doctor": doctor}[verb]
     return {*options_of(module.run), "--help"}
 

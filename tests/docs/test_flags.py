@@ -63,6 +63,16 @@ def test_every_flag_of_listen_with_its_default():
     assert told(section(PAGE, "craft listen")) == as_shown(defaults_of(ListenFlags))
 
 
+def test_every_flag_of_remember_with_its_default():
+    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+
+    flags = told(section(PAGE, "craft remember"))
+    for flag in ("--env.type", "--env.discover_packages_path", "--list", "--verify", "--forget"):
+        assert flags.pop(flag) == "unset"
+    own = {flag: default for flag, default in defaults_of(RememberFlags).items() if not flag.startswith("--env.")}
+    assert flags == as_shown(own)
+
+
 @pytest.mark.parametrize("verb", [bench, demo, report, doctor], ids=lambda verb: verb.__name__.rpartition(".")[2])
 def test_every_option_of_the_other_verbs_with_its_default(verb):
     title = f"craft {verb.__name__.rpartition('.')[2]}"
