@@ -55,8 +55,9 @@ class Listener:
             self._of_base[key] = frames, first, again, spread_of_actions(base, first)
         frames, first, again, spread = self._of_base[key]
         policy = load_teacher(Path(flags["--output_dir"]) / LAST, ("--device=cpu",))
-        found = compare(first, again, actions_under(policy, frames, told, 0), frames.episode, spread)
         new = len(tasks) - 1
+        learned = [number == new for number in range(len(tasks))]
+        found = compare(first, again, actions_under(policy, frames, told, 0), frames.episode, spread, learned)
         return {task: gone.value for i, task in enumerate(run.old_tasks) if (gone := found["gone"][i][new]) is not None}
 
 

@@ -53,8 +53,8 @@ def test_a_policy_that_did_not_change_still_listens(checkpoints, told, tmp_path,
     assert found.instructions == [*OLD_TASKS, *NEW_TASKS]
     assert found.learned == NEW_TASKS
     assert found.frames == 6
-    assert found.told_apart_before == found.told_apart_after
-    assert max(map(max, found.told_apart_before)) > 0
+    assert found.apart_if_kept == found.apart_now
+    assert max(map(max, found.apart_if_kept)) > 0
     assert found.moved == [0.0] * 4
     assert "Every instruction still does its own thing" in capsys.readouterr().out
 

@@ -28,7 +28,8 @@ def acting(*targets, noise=0.0, seed=0):
 
 
 def heard(before, after, again=None, spread=(1.0, 1.0), learned=(BLUE,), names=(RED, BLUE, OTHER)):
-    found = compare(before, before if again is None else again, after, EPISODES, np.array(spread))
+    is_learned = [name in learned for name in names]
+    found = compare(before, before if again is None else again, after, EPISODES, np.array(spread), is_learned)
     return Listening(
         schema=SCHEMA,
         craft_version="0",
@@ -49,8 +50,8 @@ BEFORE = acting((1, 0), (-1, 0), (0, 1))
 def test_differences_are_root_mean_squares_in_units_of_the_spread():
     found = heard(BEFORE, BEFORE, spread=(2.0, 1.0))
     # (1, 0) and (-1, 0) differ by 2 in one of two dimensions, whose spread is 2.
-    assert found.told_apart_before[0][1] == pytest.approx(np.sqrt(0.5))
-    assert found.told_apart_before == found.told_apart_after
+    assert found.apart_if_kept[0][1] == pytest.approx(np.sqrt(0.5))
+    assert found.apart_if_kept == found.apart_now
     assert found.moved == pytest.approx([0, 0, 0])
 
 
@@ -64,13 +65,22 @@ def test_an_instruction_that_does_what_another_does_is_named():
     assert sentence.startswith(f"After fine-tuning, {RED!r} does what {BLUE!r} does: 1.00")
 
 
+def test_what_an_instruction_did_before_it_was_learned_does_not_count():
+    """Before, the policy did under blue what it did under red; now blue is learned, and red follows it."""
+    before, after = acting((1, 0), (1, 0), (0, 1)), acting((-1, 0), (-1, 0), (0, 1))
+    assert heard(before, after).swallowed_by(RED)[1].value == pytest.approx(1.0)
+    kept = acting((1, 0), (-1, 0), (0, 1))
+    assert heard(before, kept).swallowed_by(RED)[1].value == pytest.approx(0.0)
+
+
 def test_half_way_is_half_gone_with_an_interval_over_episodes():
-    after = acting((0, 0), (-1, 0), (0, 1), noise=0.3)
-    gone = heard(BEFORE, after).swallowed_by(RED)[1]
+    before, after = acting((1, 0), (-1, 0), (0, 1), noise=0.3), acting((0, 0), (-1, 0), (0, 1), noise=0.3)
+    gone = heard(before, after).swallowed_by(RED)[1]
     assert gone.value == pytest.approx(0.5)
-    assert gone.low <= gone.value <= gone.high
-    after[0, EPISODES == 0] = BEFORE[0, EPISODES == 0]  # one episode kept it: episodes differ
-    wide = heard(BEFORE, after).swallowed_by(RED)[1]
+    assert gone.low <= gone.value + 1e-9
+    assert gone.value <= gone.high + 1e-9
+    after[0, EPISODES == 0] = before[0, EPISODES == 0]  # one episode kept it: episodes differ
+    wide = heard(before, after).swallowed_by(RED)[1]
     assert wide.high - wide.low > gone.high - gone.low
 
 
@@ -89,11 +99,11 @@ def test_what_was_not_told_apart_before_is_not_called_gone():
 def test_a_dimension_that_hardly_moves_weighs_nothing():
     before, after = acting((1, 0), (-1, 0)), acting((1, 5), (-1, -5))
     found = heard(before, after, spread=(1.0, 1e-9), names=(RED, BLUE))
-    assert found.told_apart_after == found.told_apart_before
+    assert found.apart_now == found.apart_if_kept
 
 
 def test_one_episode_has_no_interval():
-    found = compare(BEFORE, BEFORE, BEFORE, np.zeros(len(EPISODES), dtype=np.int64), np.ones(2))
+    found = compare(BEFORE, BEFORE, BEFORE, np.zeros(len(EPISODES), dtype=np.int64), np.ones(2), [False] * 3)
     assert found["gone"][0][1].low is None
 
 

@@ -88,7 +88,7 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
         )
     frames = take_frames(dataset, flags.frames, flags.batch_size, flags.seed)
     with tqdm(total=PASSES * len(told) * len(frames.episode), desc="listening", unit="frame") as bar:
-        found = listen(policy, fine_tuned, frames, told, bar.update)
+        found = listen(policy, fine_tuned, frames, told, learned, bar.update)
     return Listening(
         schema=SCHEMA,
         craft_version=__version__,

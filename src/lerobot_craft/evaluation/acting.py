@@ -114,9 +114,18 @@ def listen(
     after: Teacher,
     frames: Frames,
     instructions: Sequence[str],
+    learned: Sequence[str],
     progress: Callable[[int], object] = lambda done: None,
 ) -> dict[str, Any]:
     """The fields of `Listening` that are measured.
+
+    Args:
+        before: The policy before fine-tuning.
+        after: The same after it.
+        frames: Where both act.
+        instructions: What they are told.
+        learned: Those of them that fine-tuning was to change.
+        progress: Told how many more frames are done.
 
     Raises:
         CraftError: The two policies do not act alike, so that their actions cannot be compared.
@@ -129,7 +138,14 @@ def listen(
             f"the policy before acts in chunks of {first.shape[2]} x {first.shape[3]} numbers, the one after in "
             f"{second.shape[2]} x {second.shape[3]}: compare two checkpoints of one policy"
         )
-    return compare(first, again, second, frames.episode, spread_of_actions(before, first))
+    return compare(
+        first,
+        again,
+        second,
+        frames.episode,
+        spread_of_actions(before, first),
+        [name in learned for name in instructions],
+    )
 
 
 def spread_of_actions(teacher: Teacher, actions: FloatArray) -> FloatArray:

@@ -4,11 +4,14 @@ A policy that forgot an instruction does not act at random: under "red basket" i
 That shows in actions alone, on any frames, without a simulator. With a_i(f) the actions [H, A] that a policy takes in
 frame f under instruction i, and s the spread of the actions that the policy before was trained on, by dimension:
 
-    D(i, j) = sqrt(mean over f, h, d of ((a_i - a_j) / s)^2)        how far two instructions are told apart
-    gone(i, j) = 1 - D_after(i, j) / D_before(i, j)                 the share of the difference that is gone
+    D(a, b) = sqrt(mean over f, h, d of ((a - b) / s)^2)            how far two movements are apart
+    kept(i, j) = D(before_i, before_j), of a learned j D(before_i, after_j)     how far they would be had i been kept
+    now(i, j) = D(after_i, after_j)                                             how far they are
+    gone(i, j) = 1 - now(i, j) / kept(i, j)                                     the share of the difference that is gone
 
+What the policy before did under an instruction that it had not learned yet says nothing, hence the second form.
 Both sides of a difference are drawn with the same noise. `variation` is D between two draws of noise under one
-instruction: a pair that is not further apart than that was not told apart before either, and gone is not known.
+instruction: movements that are not further apart than that cannot be told apart, and gone is not known.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,11 +48,11 @@ class Listening:
         episodes: Of how many episodes: intervals resample these.
         instructions: Rows and columns of all matrices.
         learned: Those of them that the dataset's own frames have.
-        told_apart_before: D before, in units of the actions' spread.
-        told_apart_after: D after, in the same unit.
+        apart_if_kept: How far instruction i (row) would be from j (column) had it been kept, in units of the spread.
+        apart_now: How far they are, in the same unit.
         variation: Per instruction, D between two draws of the noise, before.
         moved: Per instruction, D between before and after.
-        gone: Per pair, with its interval; None where the pair was not told apart before.
+        gone: Per pair, with its interval; None where the pair cannot be told apart.
     """
 
     schema: int
@@ -63,8 +66,8 @@ class Listening:
     episodes: int
     instructions: list[str]
     learned: list[str]
-    told_apart_before: list[list[float]]
-    told_apart_after: list[list[float]]
+    apart_if_kept: list[list[float]]
+    apart_now: list[list[float]]
     variation: list[float]
     moved: list[float]
     gone: list[list[Estimate | None]]
@@ -72,7 +75,7 @@ class Listening:
     def swallowed_by(self, instruction: str) -> tuple[str, Estimate] | None:
         """What an instruction sounds like now: of the learned ones, or of all where none is, the nearest and how near.
 
-        None for a learned instruction, and where no pair of it was told apart before.
+        None for a learned instruction, and where it cannot be told apart from any of them.
         """
         if instruction in self.learned:
             return None
@@ -88,7 +91,7 @@ class Listening:
         if lost:
             return [self._sentence(name, *found[name]) for _, name in reversed(lost)]
         if not found:
-            return ["The policy did not tell these instructions apart in these frames before, so nothing can be said."]
+            return ["The policy does not tell these instructions apart in these frames, so nothing can be said."]
         name, (other, gone) = max(found.items(), key=lambda item: item[1][1].value)
         return [
             f"Every instruction still does its own thing. The closest pair: {max(gone.value, 0.0):.2f} of the "
@@ -103,7 +106,12 @@ class Listening:
 
 
 def compare(
-    before: FloatArray, again: FloatArray, after: FloatArray, episode: npt.NDArray[np.int64], spread: FloatArray
+    before: FloatArray,
+    again: FloatArray,
+    after: FloatArray,
+    episode: npt.NDArray[np.int64],
+    spread: FloatArray,
+    learned: Sequence[bool],
 ) -> dict[str, Any]:
     """Matrices and intervals.
 
@@ -113,55 +121,57 @@ def compare(
         after: Actions of the policy after.
         episode: Of each frame [F].
         spread: The unit of each dimension [A]; one that hardly moves weighs nothing.
+        learned: Of each instruction [I], whether fine-tuning was to change it.
     """
     moves = spread > _STILL * spread.max()
     before, again, after = (actions[..., moves] / spread[moves] for actions in (before, again, after))
-    pairs = {name: _squares(actions) for name, actions in (("before", before), ("after", after))}  # [F, I, I]
-    d_before, d_after = (np.sqrt(pairs[name].mean(axis=0)) for name in ("before", "after"))
+    target = np.where(np.asarray(learned)[:, None, None, None], after, before)
+    kept, now = _squares(before, target), _squares(after, after)  # [F, I, I]
+    d_kept, d_now = np.sqrt(kept.mean(axis=0)), np.sqrt(now.mean(axis=0))
     variation = np.sqrt(((before - again) ** 2).mean(axis=(1, 2, 3)))  # [I]
     moved = np.sqrt(((before - after) ** 2).mean(axis=(1, 2, 3)))
-    told_apart = d_before > np.maximum(variation[:, None], variation[None, :])
-    low, high = _interval(pairs["before"], pairs["after"], episode)
+    told_apart = d_kept > np.maximum(variation[:, None], variation[None, :])
+    low, high = _interval(kept, now, episode)
     size = len(before)
     gone: list[list[Estimate | None]] = [[None] * size for _ in range(size)]
     for i, j in zip(*np.nonzero(told_apart & ~np.eye(size, dtype=bool)), strict=True):
         gone[i][j] = Estimate(
-            float(1 - d_after[i, j] / d_before[i, j]),
+            float(1 - d_now[i, j] / d_kept[i, j]),
             None if low is None else float(low[i, j]),
             None if high is None else float(high[i, j]),
         )
     return {
         "frames": before.shape[1],
         "episodes": len(np.unique(episode)),
-        "told_apart_before": d_before.tolist(),
-        "told_apart_after": d_after.tolist(),
+        "apart_if_kept": d_kept.tolist(),
+        "apart_now": d_now.tolist(),
         "variation": variation.tolist(),
         "moved": moved.tolist(),
         "gone": gone,
     }
 
 
-def _squares(actions: FloatArray) -> FloatArray:
-    """Mean squared difference of every two instructions in every frame [F, I, I], of actions [I, F, H, A]."""
-    flat = actions.reshape(*actions.shape[:2], -1)  # [I, F, H * A]
-    return np.stack([((frame[:, None] - frame[None, :]) ** 2).mean(axis=-1) for frame in flat.swapaxes(0, 1)])
+def _squares(first: FloatArray, second: FloatArray) -> FloatArray:
+    """Mean squared difference [F, I, I] between first under i and second under j in every frame; both [I, F, H, A]."""
+    one, other = (actions.reshape(*actions.shape[:2], -1).swapaxes(0, 1) for actions in (first, second))  # [F, I, H A]
+    return np.stack([((a[:, None] - b[None, :]) ** 2).mean(axis=-1) for a, b in zip(one, other, strict=True)])
 
 
 def _interval(
-    before: FloatArray, after: FloatArray, episode: npt.NDArray[np.int64]
+    kept: FloatArray, now: FloatArray, episode: npt.NDArray[np.int64]
 ) -> tuple[FloatArray, FloatArray] | tuple[None, None]:
     """Bounds [I, I] of gone over draws of whole episodes: frames of one episode are alike. None with one episode."""
     episodes, member = np.unique(episode, return_inverse=True)
     if len(episodes) < 2:
         return None, None
-    sums = [np.zeros((len(episodes), *pairs.shape[1:])) for pairs in (before, after)]  # [E, I, I]
-    for total, pairs in zip(sums, (before, after), strict=True):
+    sums = [np.zeros((len(episodes), *pairs.shape[1:])) for pairs in (kept, now)]  # [E, I, I]
+    for total, pairs in zip(sums, (kept, now), strict=True):
         np.add.at(total, member, pairs)
     share = np.full(len(episodes), 1 / len(episodes))
     times = np.random.default_rng(0).multinomial(len(episodes), share, size=_RESAMPLES).astype(np.float64)  # [R, E]
     was, is_now = (np.einsum("re,eij->rij", times, total) for total in sums)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        drawn = 1 - np.sqrt(is_now / was)
+    # A pair that was never apart has no share; it is left out anyway.
+    drawn = 1 - np.sqrt(np.divide(is_now, was, out=np.ones_like(was), where=was > 0))
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn, [tail, 1 - tail], axis=0)
     return low, high
@@ -187,7 +197,7 @@ def read_listening(path: Path) -> Listening:
 def _check(found: Listening) -> None:
     size = len(found.instructions)
     square: Mapping[str, Sequence[Sequence[Any]]] = {
-        name: getattr(found, name) for name in ("told_apart_before", "told_apart_after", "gone")
+        name: getattr(found, name) for name in ("apart_if_kept", "apart_now", "gone")
     }
     for name, matrix in square.items():
         if len(matrix) != size or any(len(row) != size for row in matrix):
@@ -210,7 +220,7 @@ def listening_table(found: Listening) -> str:
         if name in found.learned:
             closest, gone = "(learned)", ""
         elif pair is None:
-            closest, gone = "(not told apart before)", ""
+            closest, gone = "(not told apart)", ""
         else:
             bounds = "" if pair[1].low is None else f" [{pair[1].low:.2f}, {pair[1].high:.2f}]"
             closest, gone = pair[0], f"{pair[1].value:.2f}{bounds}"

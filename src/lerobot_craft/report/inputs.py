@@ -22,7 +22,7 @@ _WANTED = (
 )
 
 # A field that only this kind of file has; what is wrong in a file, its own reader says best.
-_TELLING = {RESULTS_FILE: "runs", EVALUATION_FILE: "rows", LISTENING_FILE: "told_apart_before"}
+_TELLING = {RESULTS_FILE: "runs", EVALUATION_FILE: "rows", LISTENING_FILE: "apart_if_kept"}
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ def render_listening(found: Listening) -> str:
 def listening_grid(found: Listening) -> Markup:
     """What is left of the difference between every two instructions: blue is kept, orange is gone."""
     caption = (
-        f"What is left of the difference between two instructions: 1 is as before fine-tuning, 0 is the same movement "
-        f"under both, a dash was not told apart before. {found.frames} frames of {found.episodes} episodes of "
+        f"What is left of the difference between two instructions: 1 is all of it, 0 is the same movement "
+        f"under both, a dash cannot be told apart. {found.frames} frames of {found.episodes} episodes of "
         f"{found.dataset}, each under every instruction; below each share its {CONFIDENCE:.0%} interval over episodes"
     )
     head = [element("th", name, *_mark(found, name), scope="col") for name in found.instructions]
@@ -37,17 +37,19 @@ def listening_grid(found: Listening) -> Markup:
 
 
 def apart_table(found: Listening) -> Markup:
-    """The differences themselves, before and after, with what the policy varies by itself."""
+    """The differences themselves: had each instruction been kept, and as they are."""
     rows = []
     for i, name in enumerate(found.instructions):
-        for j in range(i):
-            before, after = found.told_apart_before[i][j], found.told_apart_after[i][j]
-            rows.append([name, found.instructions[j], number(before), number(after)])
+        for j in range(len(found.instructions)):
+            if i == j or name in found.learned:
+                continue
+            kept, now = found.apart_if_kept[i][j], found.apart_now[i][j]
+            rows.append([name, found.instructions[j], number(kept), number(now)])
     caption = (
         "root mean square over frames, steps and dimensions, in standard deviations of the actions that the policy "
         f"before was trained on; under other noise it varies by {number(max(found.variation))} at most"
     )
-    return table(["told", "or told", "before", "after"], rows, caption)
+    return table(["told", "or told", "had it been kept", "now"], rows, caption)
 
 
 def _mark(found: Listening, name: str) -> list[Markup]:
