@@ -62,9 +62,9 @@ def test_a_policy_that_did_not_change_still_listens(checkpoints, told, tmp_path,
 def test_a_deaf_policy_is_found_out_and_the_page_shows_it(checkpoints, deaf, told, tmp_path, capsys):
     assert run([str(checkpoints("pi0_fast")), str(deaf), *told]) == 0
     found = read_listening(tmp_path / "out" / "listening.json")
-    heard = [gone.value for row in found.gone for gone in row if gone is not None]
+    heard = [pair[1].value for task in OLD_TASKS if (pair := found.swallowed_by(task)) is not None]
     assert heard
-    assert min(heard) > 0.8  # how many words there are can still be heard
+    assert min(heard) > 0.5  # how many words there are can still be heard
     assert "does what" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "out"), f"--output={tmp_path / 'page.html'}"]) == 0
     page = (tmp_path / "page.html").read_text()
