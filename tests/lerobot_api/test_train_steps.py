@@ -59,3 +59,33 @@ def test_what_is_pushed_has_our_card_where_there_is_one(card, train_flags, tmp_p
     push_policy(cfg, load_policy(cfg.policy), (), SimpleNamespace(meta=None), card)
     assert ("ours" in pushed["README.md"]) == (card is not None)
     assert ("library_name: lerobot" in pushed["README.md"]) == (card is None)
+
+
+@pytest.mark.filterwarnings("ignore:invalid escape sequence:DeprecationWarning")  # in lerobot's template of a card
+def test_a_memory_is_pushed_in_a_commit_of_its_own(train_flags, tmp_path, monkeypatch):
+    """lerobot uploads a temporary directory, which has none."""
+    pushed = []
+
+    class Hub:
+        """What is called of the Hub, which is out of reach here."""
+
+        def create_repo(self, repo_id, **_):
+            return SimpleNamespace(repo_id=repo_id)
+
+        def upload_folder(self, *, folder_path, path_in_repo=None, **_):
+            pushed.append((path_in_repo, sorted(path.name for path in folder_path.iterdir())))
+            return SimpleNamespace(repo_url=SimpleNamespace(url="there"))
+
+    for place in ("lerobot.policies.pretrained.HfApi", "huggingface_hub.HfApi"):
+        monkeypatch.setattr(place, Hub)
+    monkeypatch.setattr("huggingface_hub.ModelCard.validate", lambda card: None)  # the Hub would do that
+    memory = tmp_path / "craft_memory"
+    memory.mkdir()
+    (memory / "manifest.json").touch()
+    cfg = parse_train_config(
+        train_flags("act", tmp_path / "run", policy__push_to_hub="true", policy__repo_id="me/policy")
+    )
+    push_policy(cfg, load_policy(cfg.policy), (), SimpleNamespace(meta=None), None, memory)
+    (_, first), second = pushed
+    assert "craft_memory" not in first
+    assert second == ("craft_memory", ["manifest.json"])

@@ -11,6 +11,7 @@ import torch
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import read_memory, write_memory
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS
+from tests.training.anchoring.anchor_contexts import LORA
 
 
 @pytest.fixture
@@ -212,3 +213,26 @@ def test_three_fine_tunings_of_which_only_the_first_needs_old_data(craft_train, 
     assert memory.instructions == (*OLD_TASKS, *NEW_TASKS, "wave", "turn around")
     assert memory.counts() == [6] * 6
     assert [source.kind for source in memory.sources] == ["demonstrations", "training", "training", "training"]
+
+
+def test_a_lora_adapter_has_the_memory_beside_it_and_an_online_teacher_holds_it(
+    craft_train, train_flags, remembering, tmp_path
+):
+    start, run = remembering("smolvla"), tmp_path / "run"
+    flags = flags_of(
+        train_flags,
+        "smolvla",
+        run,
+        policy__path=start,
+        craft__teacher="online",
+        peft__method_type="LORA",
+        peft__r=4,
+        peft__target_modules=LORA,
+        steps=2,
+    )
+    assert craft_train(*flags) == 0
+    assert (pretrained(run) / "adapter_model.safetensors").exists()
+    assert read_memory(pretrained(run) / MEMORY_FOLDER).counts() == [5, 5, 5, 4]
+    record = json.loads((run / "run.json").read_text())
+    assert record["anchors"]["source"] == "both"
+    assert record["measured_on"] == "measured on 3 real frames kept out of training"
