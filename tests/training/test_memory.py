@@ -10,6 +10,7 @@ import torch
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import read_memory, write_memory
+from lerobot_craft.training.anchoring.probe import UNVERIFIED
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS
 from tests.training.anchoring.anchor_contexts import LORA
 
@@ -109,11 +110,17 @@ def test_without_old_frames_the_drift_is_called_unverified(craft_train, train_fl
     instructions = "; ".join(OLD_TASKS)
     flags = flags_of(train_flags, "smolvla", tmp_path / "run", craft__old_instructions=instructions, craft__remember=0)
     assert craft_train(*flags) == 0
-    assert (
-        "unverified: measured on made-up anchors; `craft remember` or three rollouts would verify it"
-        in capsys.readouterr().err
-    )
+    assert UNVERIFIED in capsys.readouterr().err
     assert not (pretrained(tmp_path / "run") / MEMORY_FOLDER).exists()
+
+
+def test_frames_of_a_dataset_that_is_trained_on_are_not_called_kept_out(
+    craft_train, train_flags, remembering, anchor_data, tmp_path
+):
+    start, run = remembering("smolvla"), tmp_path / "run"
+    old = {"craft__old_dataset__repo_id": "local/old", "craft__old_dataset__root": anchor_data / "old"}
+    assert craft_train(*flags_of(train_flags, "smolvla", run, policy__path=start, **old)) == 0
+    assert json.loads((run / "run.json").read_text())["measured_on"] == UNVERIFIED
 
 
 def test_off_is_as_if_there_were_none(craft_train, train_flags, remembering, tmp_path, capsys):

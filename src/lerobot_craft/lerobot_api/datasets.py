@@ -224,13 +224,13 @@ def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
     return _fingerprint(dataset.meta)
 
 
-def fingerprint_in(repo_id: str, root: str | Path) -> str:
-    """The `dataset_fingerprint` of the dataset in a directory, by its metadata: no frame of it is opened.
+def fingerprint_in(repo_id: str, root: str | Path | None, revision: str | None = None) -> str:
+    """The `dataset_fingerprint` of a dataset by its metadata: no frame of it is opened.
 
     Raises:
         CraftError: There is none, or it cannot be read.
     """
-    meta = open_metadata(repo_id, root)
+    meta = open_metadata(repo_id, root, revision)
     with _plain_errors(repo_id, root):
         return _fingerprint(meta)
 

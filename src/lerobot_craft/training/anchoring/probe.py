@@ -38,7 +38,10 @@ PROBE_FILE = "action_probe.safetensors"
 _INDEX, _INSTRUCTION = "anchor", "instruction"
 _PLENTY = 20  # times as many as the probe takes
 _FRAMES_PER_TASK = 4  # real ones, where the probe would otherwise take fewer
-UNVERIFIED = "unverified: measured on made-up anchors; `craft remember` or three rollouts would verify it"
+UNVERIFIED = (
+    "unverified: no real old frame was kept out of training to measure on; `craft remember` or three rollouts would "
+    "verify it"
+)
 
 
 class ActionDrift(NamedTuple):

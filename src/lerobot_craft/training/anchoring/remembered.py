@@ -15,6 +15,7 @@ from lerobot_craft.anchors.plan import parse_old_instructions, plain
 from lerobot_craft.anchors.prepare import OldFrames, old_instructions
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import fingerprint_in
 from lerobot_craft.memory.change import did_you_mean, episodes_of
 from lerobot_craft.memory.dataset import as_old_data
 from lerobot_craft.memory.format import Memory, memory_in
@@ -106,6 +107,7 @@ def open_remembered(
         return Remembered(memory, None, None, tuple(keep), str(directory))
     usable = memory.take(rows)
     apart = kept_out(usable, seed) if craft.probe_anchors else torch.zeros(len(usable), dtype=torch.bool)
+    apart &= ~_trained_on_elsewhere(craft, usable)
     held, measured = ((~apart).nonzero().squeeze(1), apart.nonzero().squeeze(1))
     return Remembered(
         memory, usable.take(held), usable.take(measured) if len(measured) else None, tuple(keep), str(directory)
@@ -131,6 +133,20 @@ def kept_out(memory: Memory, seed: int) -> Tensor:
             chosen = rows[np.linspace(0, len(rows) - 1, wanted + 2).round().astype(int)[1:-1]]
         apart[torch.from_numpy(chosen)] = True
     return apart
+
+
+def _trained_on_elsewhere(craft: CraftConfig, memory: Memory) -> Tensor:
+    """Frames whose dataset is also given as --craft.old_dataset, bool [n]: training may visit them by that way."""
+    given = {
+        fingerprint_in(repo_id, root, craft.old_dataset.revision)
+        for repo_id, root in craft.old_dataset.addresses("craft.old_dataset")
+    }
+    shared = torch.tensor([source.fingerprint in given for source in memory.sources])
+    if shared.any():
+        logger.info(
+            "the memory has frames of --craft.old_dataset: these are not used to measure, as they are trained on"
+        )
+    return shared[memory.dense("dataset").long()]
 
 
 def _whole_episodes(
