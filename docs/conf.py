@@ -13,7 +13,7 @@ version = release = __version__
 
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "examples/*.md", "docs/*.md", "docs/decisions/*.md", "benchmarks/results/*.md"]
+include_patterns = ["*.md", "examples/*.md", "docs/*.md", "docs/decisions/*.md", "benchmarks/*/*.md"]
 # Not looked into: a virtual environment alone has tens of thousands of files.
 exclude_patterns = [".*", "outputs", "build", "dist", "src", "tests", "data", "wandb"]
 
