@@ -48,9 +48,8 @@ class Listener:
         if key not in self._of_base:
             base = load_teacher(key[0], ("--device=cpu",))
             root = Path(key[1])
-            frames = take_frames(
-                open_dataset(f"craft/{root.name}", root, policy_config=base.config), self._frames, BATCH, SEED
-            )
+            dataset = open_dataset(f"craft/{root.name}", root, policy_config=base.config)
+            frames = take_frames(base, dataset, self._frames, BATCH, SEED)
             first, again = (actions_under(base, frames, told, seed) for seed in (0, 1))
             self._of_base[key] = frames, first, again, spread_of_actions(base, first)
         frames, first, again, spread = self._of_base[key]

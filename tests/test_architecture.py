@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "tiny": {"errors", "lerobot_api"},
     "doctor": {"errors", "lerobot_api"},
     "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors", "memory"},
-    "evaluation": {"errors", "anchors", "lerobot_api", "teacher"},
+    "evaluation": {"errors", "anchors", "lerobot_api", "policies", "teacher"},
     "report": {"errors", "anchors", "evaluation", "training"},
     "bench": {
         "errors",

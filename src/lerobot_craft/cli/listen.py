@@ -66,8 +66,6 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
     from lerobot_craft.evaluation.acting import PASSES, listen, take_frames
     from lerobot_craft.evaluation.listening import SCHEMA, Listening
     from lerobot_craft.lerobot_api.datasets import instructions, open_dataset
-    from lerobot_craft.lerobot_api.features import require_features
-    from lerobot_craft.policies import adapter_for
     from lerobot_craft.teacher.load import load_teacher
 
     addresses = flags.dataset.addresses("dataset")
@@ -75,10 +73,7 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
         raise CraftError(f"--dataset.repo_id names {len(addresses)} datasets: give one to act in")
     ((repo_id, root),) = addresses
     policy, fine_tuned = (load_teacher(checkpoint, overrides) for checkpoint in (before, after))
-    config = policy.config
-    dataset = open_dataset(repo_id, root, flags.dataset.revision, policy_config=config)
-    masks = adapter_for(config).masks_missing_cameras(policy.policy)
-    require_features(config, dataset.meta.features, dataset=repo_id, masks_missing_cameras=masks)
+    dataset = open_dataset(repo_id, root, flags.dataset.revision, policy_config=policy.config)
     learned = instructions(dataset.meta)
     told = list(dict.fromkeys([*_others(flags.instructions, after), *learned]))
     if len(told) < 2:
@@ -86,7 +81,7 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
             f"there is one instruction to listen to, {told[0]!r}, and it takes two to tell apart: list the old ones as "
             '--instructions="open the drawer; press the button"'
         )
-    frames = take_frames(dataset, flags.frames, flags.batch_size, flags.seed)
+    frames = take_frames(policy, dataset, flags.frames, flags.batch_size, flags.seed)
     with tqdm(total=PASSES * len(told) * len(frames.episode), desc="listening", unit="frame") as bar:
         found = listen(policy, fine_tuned, frames, told, learned, bar.update)
     return Listening(

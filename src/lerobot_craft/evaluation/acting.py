@@ -17,6 +17,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.intervals import FloatArray
 from lerobot_craft.evaluation.listening import compare
 from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
+from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import adapter_for, mode
@@ -66,8 +67,16 @@ class Frames:
     episode: npt.NDArray[np.int64]
 
 
-def take_frames(dataset: Any, count: int, batch_size: int, seed: int) -> Frames:
-    """`count` frames of a dataset, or all that it has, spread over tasks, episodes and phases."""
+def take_frames(teacher: Teacher, dataset: Any, count: int, batch_size: int, seed: int) -> Frames:
+    """`count` frames of a dataset, or all that it has, spread over tasks, episodes and phases.
+
+    Raises:
+        CraftError: The dataset lacks what the policy reads.
+    """
+    masks = adapter_for(teacher.config).masks_missing_cameras(teacher.policy)
+    require_features(
+        teacher.config, dataset.meta.features, dataset=dataset.repo_id, masks_missing_cameras=masks, rename_map=None
+    )
     table = frame_table(dataset)
     rows = np.sort(choose_frames(table, count, seed))
     parts = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]

@@ -88,7 +88,7 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
             f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason[0] if reason else type(error).__name__}): "
             "check --dataset.repo_id and --dataset.root"
         ) from error
-    if hasattr(dataset, "hf_dataset"):  # not a stream
+    if not cfg.dataset.streaming:
         frame_table(dataset)  # refuses frames whose instruction or episode is not listed
     return dataset, held_out
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from lerobot_craft.anchors.files import plain_errors, temporary_path, write_atomically
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.checkpoints import CHECKPOINTS, clear_leftovers, last_checkpoint, resume_command
 
@@ -22,16 +23,18 @@ LOCK = ".craft.lock"
 # Beside the lock, because some releases of filelock empty the lock's own file whenever somebody asks for it.
 HOLDER = ".craft.pid"
 _SIGNATURE = (HOLDER, temporary_path(Path(HOLDER)).name)
-# What a run writes before its first checkpoint: records, a probe and its anchors, videos of evaluations, what wandb
-# keeps. Only files of these names are removed when it is started again.
+# What a run writes before its first checkpoint: records, a probe and its anchors, the memory of its checkpoints and the
+# one that it began with, videos of evaluations, what wandb keeps. Only files of these names are removed when it is
+# started again.
 _RECORDS = r"metrics\.jsonl|lambda_history\.csv|module_cosines\.csv|run\.json|action_probe\.safetensors"
 _CACHE_FILES = r"(manifest|build)\.(json|sha256)|shard-\d+\.(safetensors|sha256)"
+_MEMORIES = rf"\.?{MEMORY_FOLDER}(_before)?(\.tmp|\.old)?"
 _OWN_FILES = re.compile(
     rf"({_RECORDS})|\.({_RECORDS})\.tmp"
-    rf"|\.probe_anchors\.lock|probe_anchors/(({_CACHE_FILES})|\.({_CACHE_FILES})\.tmp)"
+    rf"|\.probe_anchors\.lock|(probe_anchors|{_MEMORIES})/(({_CACHE_FILES})|\.({_CACHE_FILES})\.tmp)"
     r"|eval/videos_step_\d+/.*|wandb/(debug[^/]*\.log|latest-run|((offline-)?run-[^/]+/.*))"
 )
-_OWN_DIRECTORIES = ((), (CHECKPOINTS,), ("probe_anchors",), ("eval",), ("wandb",))
+_OWN_DIRECTORIES = re.compile(rf"|{CHECKPOINTS}|probe_anchors|{_MEMORIES}|eval|wandb")
 _MAIN_RANK_CLEARS_S = 60.0  # how long other ranks wait for the main one to make way
 
 
@@ -117,7 +120,8 @@ def _not_the_runs(output_dir: Path) -> Path | None:
             path = (folder / name).relative_to(output_dir)
             if path.as_posix() not in (LOCK, *_SIGNATURE) and not _OWN_FILES.fullmatch(path.as_posix()):
                 return path
-        if not directories and not files and folder.parts[len(output_dir.parts) :][:1] not in _OWN_DIRECTORIES:
+        first = "".join(folder.relative_to(output_dir).parts[:1])  # empty: the output directory itself
+        if not directories and not files and not _OWN_DIRECTORIES.fullmatch(first):
             return folder.relative_to(output_dir)
     return None
 
