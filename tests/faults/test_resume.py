@@ -27,6 +27,7 @@ def test_killed_and_resumed_is_never_killed(save_freq, killed_after, run_flags, 
     assert_same_run(broken, whole)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [[], ["--resume=true"]], ids=["same command", "with --resume"])
 def test_killed_before_the_first_checkpoint_is_started_again(more, run_flags, warm_process, tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
