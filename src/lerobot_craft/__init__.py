@@ -9,32 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-# The room that each public name lives in.
+# Where public names live that are not in `core`.
 _ROOMS = {
     "CraftConfig": "training.config",
     "CraftError": "errors",
     "compute_hidden_retention_loss": "training.hidden_loss",
     "extract_student_hidden_features": "training.hidden_loss",
-    **dict.fromkeys(
-        (
-            "AnchorDrift",
-            "Dual",
-            "Multipliers",
-            "RetentionStep",
-            "StepReport",
-            "Surgery",
-            "compute_dot",
-            "drift",
-            "epsilon_schedule",
-            "identify_image_tokens",
-            "merge_grads",
-            "pool_hidden_states",
-            "project_if_conflict",
-            "token_cross_entropy",
-            "update_lambda",
-        ),
-        "core",
-    ),
 }
 
 if TYPE_CHECKING:
@@ -83,9 +63,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_ROOMS.get(name, 'core')}"), name)
 
 
 def __dir__() -> list[str]:

@@ -103,21 +103,12 @@ class ActionProbe:
         wanted = min(context.config.probe_anchors, anchors.num_anchors)
         if wanted == 0:
             return None
-        path = output_dir / PROBE_FILE
-        if context.resumed and main_decides(path.exists):
-            chosen, batches = _read(path, anchors, context.config.anchor_batch_size)
-        else:
-            made = anchors.cross.nonzero().squeeze(1)
-            among = made if _are_plenty(anchors, wanted) else torch.arange(anchors.num_anchors)
-            chosen, batches = among[evenly(anchors.instructions[among], wanted)], []
-            for indices in chosen.split(context.config.anchor_batch_size):
-                batch = anchors.actions(indices)
-                if batch is None:
-                    _explain_absence(context, path)
-                    return None
-                batches.append(batch)
-            if context.accelerator.is_main_process:
-                _write(path, chosen, batches)
+        made = anchors.cross.nonzero().squeeze(1)
+        among = made if _are_plenty(anchors, wanted) else torch.arange(anchors.num_anchors)
+        found = _asked(context, anchors, among[evenly(anchors.instructions[among], wanted)], output_dir / PROBE_FILE)
+        if found is None:
+            return None
+        chosen, batches = found
         if held_out := _are_plenty(anchors, len(chosen)):
             anchors.hold_out(chosen)
         return cls(context, anchors, batches, held_out=held_out)
@@ -134,21 +125,12 @@ class ActionProbe:
             output_dir: Of the run.
             same_units: Anchors that the method holds, whose units are then these numbers' too.
         """
-        path = output_dir / PROBE_FILE
-        if context.resumed and main_decides(path.exists):
-            _, batches = _read(path, anchors, context.config.anchor_batch_size)
-        else:
-            wanted = max(context.config.probe_anchors, _FRAMES_PER_TASK * len(anchors.tasks))
-            chosen = evenly(anchors.instructions, min(wanted, anchors.num_anchors))
-            batches = []
-            for indices in chosen.split(context.config.anchor_batch_size):
-                batch = anchors.actions(indices)
-                if batch is None:
-                    _explain_absence(context, path)
-                    return None
-                batches.append(batch)
-            if context.accelerator.is_main_process:
-                _write(path, chosen, batches)
+        wanted = max(context.config.probe_anchors, _FRAMES_PER_TASK * len(anchors.tasks))
+        chosen = evenly(anchors.instructions, min(wanted, anchors.num_anchors))
+        found = _asked(context, anchors, chosen, output_dir / PROBE_FILE)
+        if found is None:
+            return None
+        _, batches = found
         return cls(context, anchors, batches, held_out=True, real=True, same_units=same_units)
 
     def _shared_units(self, own: list[float] | None, other: Anchors | None) -> list[float] | None:
@@ -194,6 +176,26 @@ class ActionProbe:
         means = {self.tasks[index]: errors[instruction == index].mean().item() for index in present}
         units = usable_units(means, self._loss_type)
         return [units.get(task, 1.0) for task in self.tasks]
+
+
+def _asked(
+    context: Context, anchors: Anchors, chosen: Tensor, path: Path
+) -> tuple[Tensor, Sequence[AnchorBatch]] | None:
+    """Anchors of a probe with the teacher's actions: those of the run's file when it goes on, else `chosen`, asked now.
+
+    None where the teacher's actions cannot be had.
+    """
+    size = context.config.anchor_batch_size
+    if context.resumed and main_decides(path.exists):
+        return _read(path, anchors, size)
+    batches = [anchors.actions(indices) for indices in chosen.split(size)]
+    known = [batch for batch in batches if batch is not None]
+    if len(known) < len(batches):
+        _explain_absence(context, path)
+        return None
+    if context.accelerator.is_main_process:
+        _write(path, chosen, known)
+    return chosen, known
 
 
 def _are_plenty(anchors: Anchors, wanted: int) -> bool:
