@@ -243,3 +243,10 @@ def test_a_lora_adapter_has_the_memory_beside_it_and_an_online_teacher_holds_it(
     record = json.loads((run / "run.json").read_text())
     assert record["anchors"]["source"] == "both"
     assert record["measured_on"] == "measured on 3 real frames kept out of training"
+
+
+def test_stock_lerobot_train_does_not_notice_a_memory(lerobot_train, train_flags, checkpoints, remembering, tmp_path):
+    for name, start in (("without", checkpoints("act")), ("with", remembering("act"))):
+        lerobot_train(*train_flags("act", tmp_path / name, policy__path=start, steps=2))
+    weights = [(pretrained(tmp_path / name) / "model.safetensors").read_bytes() for name in ("without", "with")]
+    assert weights[0] == weights[1]
