@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lerobot_craft import __version__
-from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flags, whole_flag
+from lerobot_craft.cli.flags import parse_flags, take_policy_flags, whole_flag
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
     from lerobot_craft.evaluation.evaluate import Candidate
@@ -79,7 +80,7 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
     for argument in named:
         name, equals, place = argument.partition("=")
         path = Path(place if equals else argument)
-        found.append(Candidate(name if equals else argument.rstrip("/"), checkpoint_in(path)))
+        found.append(Candidate(name if equals else argument.rstrip("/"), policy_in(path)))
     doubled = [one.name for i, one in enumerate(found) if one.name in {other.name for other in found[:i]}]
     if doubled:
         raise CraftError(f"two checkpoints are called {doubled[0]}: name them apart, NAME=CHECKPOINT")

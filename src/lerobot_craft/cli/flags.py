@@ -10,8 +10,6 @@ from lerobot_craft.errors import CraftError
 
 _POLICY = "--policy."
 _PLUGINS = "discover_packages_path"
-# Where the policy is in what people give for it: a checkpoint's policy, a checkpoint, a training's output directory.
-_INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,6 @@ def whole_flag(flag: str) -> str:
     if "=" not in flag and flag not in ("-h", "--help"):
         raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
     return flag
-
-
-def checkpoint_in(path: Path) -> Path:
-    """The policy of a checkpoint, or of the last one of a training's output directory; any other path as it is."""
-    return next((place for inside in _INSIDE if ((place := path / inside) / "config.json").is_file()), path)
 
 
 def parse_flags[Config](

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lerobot_craft import __version__
-from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flags, whole_flag
+from lerobot_craft.cli.flags import parse_flags, take_policy_flags, whole_flag
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
     from lerobot_craft.evaluation.acting import ListenFlags
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
     for package in policy.plugins:
         load_plugin(package)
     flags = parse_flags(ListenFlags, rest, "craft listen")
-    before, after = (checkpoint_in(Path(place)) for place in named)
+    before, after = (policy_in(Path(place)) for place in named)
     found = _listen(flags, before, after, policy.overrides, shlex.join(["craft", "listen", *argv]))
     flags.output_dir.mkdir(parents=True, exist_ok=True)
     write_listening(flags.output_dir / LISTENING_FILE, found)

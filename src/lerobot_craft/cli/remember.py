@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lerobot_craft.cli.eval import register_plugins
-from lerobot_craft.cli.flags import checkpoint_in, parse_flags, take_policy_flags
+from lerobot_craft.cli.flags import parse_flags, take_policy_flags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
     from lerobot_craft.lerobot_api.remember_flags import RememberFlags
@@ -69,7 +70,7 @@ def find_checkpoint(places: Sequence[str]) -> Path:
     if len(places) != 1:
         said = "say which checkpoint" if not places else f"one checkpoint at a time, not {', '.join(places)}"
         raise CraftError(f"{said}: craft remember CHECKPOINT ... (`craft remember --help` has examples)")
-    found = checkpoint_in(given := Path(places[0]))
+    found = policy_in(given := Path(places[0]))
     if not (found / "config.json").is_file():
         raise CraftError(
             f"{given} is not a checkpoint: there is no config.json in it, in its pretrained_model or in its last "

@@ -35,6 +35,7 @@ _FIRST = {
 _CRAFT_GROUPS = {
     "enabled": "method",
     "anchor_cache_dir": "anchors in training",
+    "memory": "memory of the old tasks",
     "anchor_source": "where anchors come from",
     "hidden_layer": "what is retained, in detail",
     "lambda_per_task": "multipliers",

@@ -13,6 +13,7 @@ import importlib.metadata
 import logging
 import os
 import re
+from pathlib import Path
 
 # lerobot.utils.import_utils logs under its own module name.
 _VIDEO_BACKEND_LOGGER = "lerobot.utils.import_utils"
@@ -64,3 +65,9 @@ class _TorchcodecOnce(logging.Filter):
         short = copy.copy(record)  # the record is the caller's; other filters may hold it
         short.msg, short.args = _TORCHCODEC_NOTICE, ()
         return short
+
+
+def policy_in(path: Path) -> Path:
+    """The policy of a checkpoint, or of the last one of a training's output directory; any other path as it is."""
+    inside = (path / part for part in ("", "pretrained_model", "checkpoints/last/pretrained_model"))
+    return next((directory for directory in inside if (directory / "config.json").is_file()), path)

@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 
 WEIGHTS_FILE = "model.safetensors"
 
 _CONFIG_FILE = "config.json"
-_POLICY_INSIDE = ("", "pretrained_model", "checkpoints/last/pretrained_model")  # where lerobot-train puts it
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
 _MEMORY_FILES = "craft_memory/*"
 _SUBDIRECTORIES = "*/*"  # checkpoints of an unfinished training may lie there
@@ -115,8 +115,7 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     Of a training's output directory it is the policy of its last checkpoint, and of a checkpoint the policy inside.
     """
     if Path(path).is_dir():
-        inside = (Path(path) / part for part in _POLICY_INSIDE)
-        return next((directory for directory in inside if (directory / _CONFIG_FILE).is_file()), Path(path))
+        return policy_in(Path(path))
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 

@@ -15,6 +15,7 @@ from lerobot_craft.anchors.plan import parse_old_instructions, plain
 from lerobot_craft.anchors.prepare import OldFrames, old_instructions
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.datasets import fingerprint_in
 from lerobot_craft.memory.change import did_you_mean, episodes_of
 from lerobot_craft.memory.dataset import as_old_data
@@ -24,7 +25,6 @@ from lerobot_craft.training.config import CraftConfig
 logger = logging.getLogger(__name__)
 
 AUTO, OFF = "auto", "off"
-_LAST = Path("checkpoints") / "last" / "pretrained_model"
 # Of a task's frames: how many are kept out of training, and how many at most where they are whole episodes.
 _KEPT_OUT, _KEPT_OUT_AT_MOST = 5, 3
 _FEWEST = 3  # frames of a task, for one of them to be kept out
@@ -76,8 +76,7 @@ def find_memory(flag: str, checkpoint: Path) -> Path | None:
     if flag == AUTO:
         return memory_in(checkpoint)
     given = Path(flag)
-    inside = [given / within / MEMORY_FOLDER for within in ("", "pretrained_model", _LAST)]
-    for place in (given, *inside):
+    for place in (given, policy_in(given) / MEMORY_FOLDER):
         if (place / MANIFEST_FILE).is_file():
             return place
     raise CraftError(
