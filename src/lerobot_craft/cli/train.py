@@ -12,9 +12,9 @@ from lerobot_craft.errors import CraftError
 _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
 
 lerobot-train, with a constraint that what the policy could do before stays within a budget. Without
---craft.enabled=true it is lerobot-train to the bit. Start from a policy that can do things (--policy.path) and
-say what to keep: only the old instructions (--craft.old_instructions="open the door; close the drawer"), or also old
-data (--craft.old_dataset.repo_id), or a cache of `craft cache build` (--craft.anchor_cache_dir).
+--craft.enabled=true it is lerobot-train to the bit. Start from a policy that can do things (--policy.path). What to
+keep is found in its memory (`craft remember`); or it is given as old data (--craft.old_dataset.repo_id), or only as the
+old instructions (--craft.old_instructions="open the door; close the drawer").
 
 What is left open is what held the old skills in the bench: actions are retained. With --craft.retention_mode=hidden
 or token_ce it is as the documents of the first CRaFT have it.
