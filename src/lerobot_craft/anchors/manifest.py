@@ -355,5 +355,5 @@ def _memory_problems(manifest: Manifest) -> list[str]:
 
 
 def source_notes(manifest: Manifest) -> list[SourceNote]:
-    """Of a memory, one for each dataset."""
+    """What a memory says of its datasets, one note each."""
     return decode(_MemoryValues, manifest.values, "values").sources

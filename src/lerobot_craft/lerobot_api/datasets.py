@@ -191,7 +191,7 @@ def instructions(dataset_meta: "LeRobotDatasetMetadata | StoredMeta") -> list[st
 
 
 def frame_numbers(dataset: "LeRobotDataset") -> npt.NDArray[np.int64]:
-    """Of each row [N], the frame's number in the whole dataset, also where only some episodes are opened."""
+    """Each row's frame number in the whole dataset [N], even if only some episodes are opened."""
     numbers: npt.NDArray[np.int64] = dataset.hf_dataset.data.column("index").to_numpy().astype(np.int64)
     return numbers
 
@@ -202,7 +202,7 @@ def records_success(dataset: "LeRobotDataset") -> bool:
 
 
 def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
-    """Of each frame [N], whether its episode succeeded: 1, 0, or -1 where the dataset does not say.
+    """Whether each frame's episode succeeded [N]: 1, 0, or -1 if the dataset does not say.
 
     `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal;
     `lerobot-rollout` and `lerobot-record` write nothing of the kind.
