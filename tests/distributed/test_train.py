@@ -106,6 +106,26 @@ def test_many_processes_are_one_with_a_larger_batch(name, ranks, train):
         assert all(changed(many, start, weight) for weight in (REACHED_BY_BOTH, REACHED_BY_TASK))
 
 
+@pytest.mark.slow  # three runs for each seed; tests/distributed/test_first_step.py has more seeds
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["action", "hidden"])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_ranks_agree_where_the_first_step_visits_anchors(seed, mode, train):
+    """K = 1: the student is still its teacher there, and the sizes of batches round in different ways."""
+    samples, anchors = 12, 24
+    weights = {}
+    for ranks in (1, 2, 3):
+        sizes = {"batch_size": samples // ranks, "craft__anchor_batch_size": anchors // ranks}
+        settings = {**OLD_FRAMES, **sizes, "seed": seed, "craft__retention_mode": mode, "craft__num_anchors": 48}
+        run = train("act", ranks, steps=6, craft__retention_freq=1, craft__probe_anchors=0, **settings)
+        assert run.exit_code == 0, run.said()[-3000:]
+        assert not run.metrics[0]["conflict"]
+        weights[ranks] = run.weights
+    for ranks in (2, 3):
+        for name, weight in weights[1].items():
+            assert_close(weights[ranks][name], weight, rtol=1e-4, atol=2e-5, msg=lambda t, n=name: f"{n}: {t}")
+
+
 @pytest.mark.slow  # processes that import lerobot
 @pytest.mark.timeout(900)
 def test_accelerate_launch(train, flags_of, per_sample, tmp_path):
