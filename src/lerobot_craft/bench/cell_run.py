@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import shlex
+import shutil
 import statistics
 import sys
 import time
@@ -158,17 +159,34 @@ def _play(cell: Rollouts, train: Train) -> dict[str, Any]:
 
 @_work.register
 def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
+    if cell.method.remembers:
+        _remember(cell)
     flags = {
         "policy.path": cell.start,
         **_dataset_flags(cell.demos.data),
         "output_dir": cell.output_dir,
-        **_NO_MEMORY,
+        **(_NO_MEMORY if not cell.method.remembers else {"craft.remember": cell.frames_per_task}),
         **cell.flags,
         **cell.method.train_flags(cell.known, cell.knob),
     }
     found = _train(cell, as_argv(flags), train)
     found["cached_bytes"] = _bytes_in(cell.anchors)
     return found | _evaluate(cell, cell)
+
+
+def _remember(cell: Run) -> None:
+    """Give the policy that a run starts from a memory, as a user would; later stages of a sequence have theirs."""
+    from lerobot_craft.cli.remember import run as remember
+
+    shutil.copytree(cell.start, cell.remembering, dirs_exist_ok=True)
+    if cell.before is not None:
+        return
+    for known in cell.known_data:
+        flags = {**_dataset_flags(known.data), "frames_per_task": cell.frames_per_task}
+        argv = [str(cell.remembering), *as_argv(flags)]
+        sys.stdout.write(f"{shlex.join(['craft', 'remember', *argv])}\n")
+        if remember(argv) != 0:
+            raise CraftError(f"`craft remember` failed in {cell.directory}")
 
 
 @_work.register

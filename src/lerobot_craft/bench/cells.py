@@ -26,7 +26,7 @@ from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, ROLLOUT_SEED, Bench
 _DIGITS = 12  # of a digest, as the end of a directory's name
 # Raised by whoever changes what demonstrations or base policies come out as.
 REVISION = 2
-_PLACEHOLDER = Known(0, False, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS")
+_PLACEHOLDER = Known(0, False, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS", "MEMORY")
 _BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 
@@ -326,7 +326,8 @@ class Run(Cell):
             instructions=_PLACEHOLDER.instructions if policy.reads_instruction else "",
             hidden_layers=policy.hidden_layers,
         )
-        return {
+        remembered = {"frames_per_task": self.frames_per_task} if self.method.remembers else {}
+        return remembered | {
             "flags": self.flags | self.method.train_flags(known, self.knob),
             "checkpoint": self.method.checkpoint_of(self.knob),
             "new_task": self.new_task,  # scenarios of one trunk have the same base
@@ -373,9 +374,19 @@ class Run(Cell):
     @property
     def known_frames(self) -> int:
         """Old frames of all tasks before it."""
-        if self.rollouts is not None:
-            return FRAMES_OF_ROLLOUTS * len(self.known_tasks)
+        if self.rollouts is not None or self.method.remembers:
+            return self.frames_per_task * len(self.known_tasks)
         return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
+
+    @property
+    def frames_per_task(self) -> int:
+        """Old frames of each task: of a memory, or those that methods take of rollouts."""
+        return FRAMES_OF_ROLLOUTS if self.rollouts is not None else self.frames
+
+    @property
+    def remembering(self) -> Path:
+        """The checkpoint that it starts from, with a memory, if its method has one."""
+        return self.directory / "remembering"
 
     @property
     def _instructions(self) -> list[str]:
@@ -395,6 +406,7 @@ class Run(Cell):
             instructions="; ".join(self._instructions),
             hidden_layers=self.base.policy.hidden_layers,
             anchors=str(self.anchors),
+            memory=str(self.remembering),
         )
 
 

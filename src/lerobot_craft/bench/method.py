@@ -23,6 +23,7 @@ class Known(NamedTuple):
         instructions: Of the old tasks, with semicolons between them; empty for a policy that reads none.
         hidden_layers: What "all layers" is for the policy.
         anchors: Directory for a cache.
+        memory: Checkpoint whose memory has frames of the old tasks.
     """
 
     frames: int
@@ -32,6 +33,7 @@ class Known(NamedTuple):
     instructions: str
     hidden_layers: str
     anchors: str
+    memory: str = ""
 
 
 class Knob(NamedTuple):
@@ -57,6 +59,7 @@ class Method:
         source: What the old tasks are represented by, for tables.
         checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
         length: Times the steps of fine-tuning.
+        remembers: Whether the old frames are a memory of the checkpoint; their number is then that of each task.
     """
 
     name: str
@@ -69,6 +72,7 @@ class Method:
     source: str = "none"
     checkpoint: str = _LAST_CHECKPOINT
     length: int = 1
+    remembers: bool = False
 
     @property
     def takes_old_frames(self) -> bool:
@@ -90,7 +94,7 @@ class Method:
         if self.knob is not None:
             flags |= dict.fromkeys(self.knob.flags, self.knob.value if value is None else value)
         # The bench measures all methods on the same old frames, afterwards: see bench/drift.py.
-        return flags | {"craft.probe_anchors": 0, "craft.log_craft_metrics_freq": 0}
+        return flags | ({} if self.remembers else {"craft.probe_anchors": 0}) | {"craft.log_craft_metrics_freq": 0}
 
     def checkpoint_of(self, value: float | None) -> str:
         """The policy to evaluate, for a value of the knob."""

@@ -109,6 +109,15 @@ def _recipe(known: Known) -> Flags:
     return {**without, **_with_old_data(known), "craft.old_frames": known.frames}
 
 
+def _remembered(**changes: object) -> Callable[[Known], Flags]:
+    """CRaFT on a policy with a memory: the whole command names nothing else."""
+    return lambda known: {
+        "policy.path": known.memory,
+        "craft.memory": "auto",
+        **{f"craft.{name}": value for name, value in changes.items()},
+    }
+
+
 def _recipe_with(**changes: object) -> Callable[[Known], Flags]:
     return lambda known: _recipe(known) | {f"craft.{name}": value for name, value in changes.items()}
 
@@ -169,6 +178,7 @@ METHODS = {
             source="cross",
         ),
         Method("craft", "CRaFT", "any", _recipe, _STRENGTH, source="both"),
+        Method("craft_memory", "CRaFT, a memory", "some", _remembered(), source="both", remembers=True),
         Method(
             "craft_no_projection",
             "CRaFT without projection",

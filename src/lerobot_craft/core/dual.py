@@ -11,11 +11,15 @@ from typing import Any, Literal, get_args
 
 from lerobot_craft.errors import CraftError
 
-DualRule = Literal["ascent", "pi", "log"]
+DualRule = Literal["ascent", "pi", "log", "ratio"]
 EpsilonDecay = Literal["linear", "cosine", "exponential"]
+
+_MULTIPLYING = ("log", "ratio")
 
 # Violations beyond this are cut to it, so that no sum or product of them can overflow. Any sane clip binds earlier.
 _LARGEST_VIOLATION = 1e30
+# One measurement moves the logarithm of a multiplier by at most this much times lambda_lr (19a).
+_LARGEST_LOG_RATIO = 1.0
 
 
 def update_lambda(lambda_: float, retention_loss: float, epsilon: float, lambda_lr: float, lambda_max: float) -> float:
@@ -59,10 +63,12 @@ class Dual:
     """How multipliers move. The defaults are the specification's.
 
     Attributes:
-        rule: `ascent` (17), `pi` (nuPI, 18) or `log` (ascent on log lambda, 19).
+        rule: `ascent` (17), `pi` (nuPI, 18), `log` (ascent on log lambda, 19) or `ratio` (the same on log(L_ret / eps),
+            19a: one gain fits every budget).
         initial_lambda: where every multiplier starts.
         lambda_lr: step per unit of violation (the integral gain of `pi`).
-        lambda_min: floor; a multiplier that reaches 0 lets a skill go before the violation is seen. `log` needs > 0.
+        lambda_min: floor; a multiplier that reaches 0 lets a skill go before the violation is seen. `log` and `ratio`
+            need > 0.
         lambda_max: ceiling.
         fall_rate: in [0, 1]; falling multipliers move this much slower than rising ones (20). 1 is symmetric.
         proportional_gain: of `pi`, relative to lambda_lr.
@@ -97,8 +103,8 @@ class Dual:
             raise ValueError(f"proportional_gain must be finite and not negative; got {self.proportional_gain}")
         if not 0 <= self.smoothing < 1:
             raise ValueError(f"smoothing must lie in [0, 1); got {self.smoothing}")
-        if self.rule == "log" and not self.lambda_min > 0:
-            raise ValueError("the log rule multiplies, so 0 would hold it forever: set lambda_min > 0")
+        if self.rule in _MULTIPLYING and not self.lambda_min > 0:
+            raise ValueError(f"the {self.rule} rule multiplies, so 0 would hold it forever: set lambda_min > 0")
 
 
 class Multipliers:
@@ -116,6 +122,18 @@ class Multipliers:
         self.groups = tuple(groups)
         self.values = [dual.initial_lambda] * len(groups)
         self._smoothed = [0.0] * len(groups)  # xi of (18); starts at 0
+
+    def follow(self, drifts: Sequence[float | None], epsilon: float, elapsed_steps: int = 1) -> list[float]:
+        """Move each multiplier by its drift against the budget; None is no measurement. Return the new values."""
+        violations = [None if drift is None else self._violation(drift, epsilon) for drift in drifts]
+        return self.update(violations, elapsed_steps)
+
+    def _violation(self, drift: float, epsilon: float) -> float:
+        if self.dual.rule != "ratio" or not math.isfinite(drift):
+            return drift - epsilon
+        if not (drift > 0 and epsilon > 0):
+            return _LARGEST_LOG_RATIO if drift > epsilon else -_LARGEST_LOG_RATIO
+        return max(-_LARGEST_LOG_RATIO, min(_LARGEST_LOG_RATIO, math.log(drift / epsilon)))
 
     def update(self, violations: Sequence[float | None], elapsed_steps: int = 1) -> list[float]:
         """Move each multiplier by its violation L_ret - eps; return the new values.
@@ -138,7 +156,7 @@ class Multipliers:
             # Differences telescope, so unlike the integral part they need no factor for the steps between.
             change += dual.proportional_gain * (self._smoothed[i] - before)
         change *= dual.lambda_lr * (dual.fall_rate if change < 0 else 1.0)
-        if dual.rule == "log":
+        if dual.rule in _MULTIPLYING:
             low, high = math.log(dual.lambda_min), math.log(dual.lambda_max)
             # Clipped twice: before, so that exp cannot overflow; after, because exp(log(10)) is above 10.
             return self._clip(math.exp(max(low, min(high, math.log(self.values[i]) + change))))

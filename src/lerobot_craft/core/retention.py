@@ -5,8 +5,10 @@
         report = step(lambda: task_loss(model, batch), lambda: drift(model(anchors.x), anchors.y, reduction="none"))
 
 Order matters. The task backward finishes first: under DDP a second backward between its forward and its backward
-corrupts the reducer. Its gradients are then set aside by moving references, not by copying, and the retention
-gradients are taken into fresh memory: two gradient copies in all, one more than plain training.
+corrupts the reducer. Without projection and on one process, the weighted retention loss is then differentiated into the
+same gradients: no memory beyond plain training, and the two graphs are never alive together. Otherwise the task's
+gradients are set aside by moving references, not by copying, and the retention gradients are taken into fresh memory:
+two gradient copies in all, one more than plain training.
 
 Under DDP the anchors go through the module inside the wrapper; under FSDP2 through the wrapped root, and (a rule of
 FSDP2's own) they must reach the same parameters on every rank.
@@ -15,7 +17,7 @@ FSDP2's own) they must reach the same parameters on every rank.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -46,7 +48,10 @@ class AnchorDrift(NamedTuple):
 
 @dataclass(frozen=True)
 class AnchorReport:
-    """What one anchor step measured. Losses are means over all ranks; gradients are those before merging."""
+    """What one anchor step measured. Losses are means over all ranks; gradients are those before merging.
+
+    `dot`, `cos` and `retention_norm` are None where the two gradients were added and never held apart.
+    """
 
     retention_loss: float  # mean over the groups present, in the budget's unit
     group_losses: tuple[float | None, ...]  # per group, in the budget's unit; None: the batch had no anchor of it
@@ -54,9 +59,9 @@ class AnchorReport:
     epsilon: float
     conflict: bool
     bounded: bool  # the weighted retention gradient was shortened to its bound
-    dot: float
-    cos: float
-    retention_norm: float
+    dot: float | None
+    cos: float | None
+    retention_norm: float | None
     task_weight: float
     retention_weight: float
     retention_bytes: int  # of this rank's retention gradient: the memory beyond plain training
@@ -95,6 +100,8 @@ class RetentionStep:
         backward: how the task loss is differentiated; `accelerator.backward` under accelerate. It must leave unscaled
             gradients: float16 loss scaling is not supported, bfloat16 needs none.
         group: the ranks that share this model; the default group if torch.distributed is initialised.
+        follows_anchors: whether multipliers move by the drift of the anchors that are trained on. Else the caller
+            measures on others and says so with `measured`.
         parts: a name for each of `parameters`; the two gradients are then also compared within each name.
     """
 
@@ -110,6 +117,7 @@ class RetentionStep:
         retention_freq: int = 1,
         backward: Callable[[Tensor], None] = torch.autograd.backward,
         group: dist.ProcessGroup | None = None,
+        follows_anchors: bool = True,
         parts: Sequence[str] | None = None,
     ) -> None:
         if retention_freq < 1:
@@ -131,6 +139,7 @@ class RetentionStep:
         self.epsilon = epsilon
         self.retention_freq = retention_freq
         self.step = 0
+        self.follows_anchors = follows_anchors
         self._backward = backward
         self._group = group
 
@@ -152,6 +161,8 @@ class RetentionStep:
             loss = task_loss()
             self._backward(loud(loss))
             if self.is_anchor_step():
+                if self.surgery.is_sum and world_size(self._group) == 1:
+                    return self._add(loss.detach(), anchor_drift)
                 return self._merge(loss.detach(), self._take_gradients(), anchor_drift())
             return self._bound_task(loss.detach())
         except BaseException:
@@ -159,11 +170,14 @@ class RetentionStep:
             raise
 
     def advance(self, report: StepReport) -> None:
-        """After the optimizer: move the multipliers by the measured violations (17), and count the step."""
-        if report.anchor is not None:
-            violations = [None if loss is None else loss - report.anchor.epsilon for loss in report.anchor.group_losses]
-            self.multipliers.update(violations, elapsed_steps=self.retention_freq)
+        """After the optimizer: move the multipliers by the drift that was measured, and count the step."""
+        if report.anchor is not None and self.follows_anchors:
+            self.multipliers.follow(report.anchor.group_losses, report.anchor.epsilon, elapsed_steps=self.retention_freq)
         self.step += 1
+
+    def measured(self, drifts: Sequence[float | None]) -> None:
+        """Move the multipliers by drifts of anchors that no step visits, per group and in the budget's unit."""
+        self.multipliers.follow(drifts, self.epsilon(max(0, self.step - 1)))
 
     def state_dict(self) -> dict[str, Any]:
         """The step and the multipliers, as JSON values."""
@@ -184,25 +198,69 @@ class RetentionStep:
 
     def _bound_task(self, task_loss: Tensor) -> StepReport:
         gradients = [p.grad for p in self.parameters]
-        norm = math.sqrt(squared_norm(gradients, self._group))
-        if not math.isfinite(norm):
-            raise NonFiniteGradientError("task")
+        norm = self._norm("task")
         bound = min(self.surgery.task_max_norm, self.surgery.merged_max_norm)
         if norm > bound:
             combine_(gradients, [None] * len(gradients), bound / norm, 0.0)
         return StepReport(self.step, task_loss, norm, min(norm, bound), anchor=None)
 
-    def _merge(self, task_loss: Tensor, task: list[Tensor | None], drift: Tensor | AnchorDrift) -> StepReport:
-        epsilon = self.epsilon(self.step)
-        if not 0 <= epsilon < math.inf:  # a NaN would stop the multipliers without a word
-            raise ValueError(f"the budget must be finite and not negative; it is {epsilon} at step {self.step}")
-        lambdas = tuple(self.multipliers.values)
-        constraint = _Constraint.of(drift, lambdas, self._group)
+    def _constraint(self, drift: Tensor | AnchorDrift) -> "_Constraint":
+        constraint = _Constraint.of(drift, tuple(self.multipliers.values), self._group)
         if not constraint.loss.requires_grad:
             raise CraftError(
                 "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
                 "from, or retain a value that the trained parameters reach"
             )
+        return constraint
+
+    def _budget(self) -> float:
+        epsilon = self.epsilon(self.step)
+        if not 0 <= epsilon < math.inf:  # a NaN would stop the multipliers without a word
+            raise ValueError(f"the budget must be finite and not negative; it is {epsilon} at step {self.step}")
+        return epsilon
+
+    def _add(self, task_loss: Tensor, anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+        """t + K lambda r, by a second backward into the gradients of the first; then the bound on the sum (16)."""
+        epsilon = self._budget()
+        task_norm = self._norm("task")
+        constraint = self._constraint(anchor_drift())
+        weight = self.retention_freq * constraint.lambda_
+        torch.autograd.backward(loud(weight * constraint.loss), inputs=self.parameters)
+        norm = self._norm("retention")
+        shrink = min(1.0, self.surgery.merged_max_norm / norm) if norm > 0 else 1.0
+        if shrink < 1:
+            gradients = [p.grad for p in self.parameters]
+            combine_(gradients, [None] * len(gradients), shrink, 0.0)
+        group_losses = constraint.group_losses(self.units, self._group)
+        present = [loss for loss in group_losses if loss is not None]
+        anchor = AnchorReport(
+            retention_loss=sum(present) / len(present),
+            group_losses=group_losses,
+            lambdas=tuple(self.multipliers.values),
+            epsilon=epsilon,
+            conflict=False,
+            bounded=False,
+            dot=None,
+            cos=None,
+            retention_norm=None,
+            task_weight=shrink,
+            retention_weight=weight * shrink,
+            retention_bytes=0,
+            part_cosines={},
+        )
+        return StepReport(self.step, task_loss, task_norm, norm * shrink, anchor)
+
+    def _norm(self, which: Literal["task", "retention"]) -> float:
+        """Of what is in `.grad`."""
+        norm = math.sqrt(squared_norm([p.grad for p in self.parameters], self._group))
+        if not math.isfinite(norm):
+            raise NonFiniteGradientError(which)
+        return norm
+
+    def _merge(self, task_loss: Tensor, task: list[Tensor | None], drift: Tensor | AnchorDrift) -> StepReport:
+        epsilon = self._budget()
+        lambdas = tuple(self.multipliers.values)
+        constraint = self._constraint(drift)
         retention = average_over_ranks(
             self.parameters, differentiate(loud(constraint.loss), self.parameters), self._group
         )

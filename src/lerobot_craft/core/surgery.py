@@ -66,6 +66,13 @@ class Surgery:
                 raise ValueError(f"{name} must be positive (infinity for no bound); got {getattr(self, name)}")
 
 
+    @property
+    def is_sum(self) -> bool:
+        """Whether the merged gradient is t + lambda r and nothing else: then nobody needs t and r apart."""
+        unbounded = self.task_max_norm == self.retention_max_norm == math.inf
+        return not self.use_grad_projection and self.projection_mode == "weighted" and unbounded
+
+
 @dataclass(frozen=True)
 class Gram:
     """The three inner products of the task gradient t and the retention gradient r, equation (11).

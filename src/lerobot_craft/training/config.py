@@ -287,10 +287,16 @@ class CraftConfig:
             use_grad_projection=self.use_grad_projection,
             conflict_threshold=self.conflict_threshold,
             projection_mode=self.projection_mode,  # type: ignore[arg-type]  # checked there
-            task_max_norm=clip if self.task_max_norm is None else self.task_max_norm,
-            retention_max_norm=clip if self.retention_max_norm is None else self.retention_max_norm,
+            task_max_norm=self._bound(self.task_max_norm, clip),
+            retention_max_norm=self._bound(self.retention_max_norm, clip),
             merged_max_norm=clip,
         )
+
+    def _bound(self, asked: float | None, clip: float) -> float:
+        """Of one gradient. Without projection the two are added, and only their sum is bounded."""
+        if asked is not None:
+            return asked
+        return clip if self.use_grad_projection else math.inf
 
     def epsilon(self, step: int, total_steps: int) -> float:
         """The budget at a step, counted from 0."""

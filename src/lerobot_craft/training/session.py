@@ -147,6 +147,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator, remembered)
         with undisturbed_rng():
             probe = make_probe(method, cfg.output_dir)
+            method.watch(probe)
             if accelerator.is_main_process:
                 carried = make_carried(cfg, craft, cfg.policy, before, dataset)
                 if before is not None and not cfg.resume:

@@ -50,6 +50,10 @@ class ActionDrift(NamedTuple):
     mean: float  # over the tasks
     per_task: dict[str, float]
 
+    def named(self) -> dict[str, float]:
+        """By the keys of docs/metrics.md."""
+        return {"action_drift": self.mean} | {f"action_drift/{task}": value for task, value in self.per_task.items()}
+
 
 class ActionProbe:
     """Fixed anchors with the teacher's actions.

@@ -1,6 +1,7 @@
 """CRaFT itself: fine-tuning under the constraint that the student's values on the anchors stay within a budget."""
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -13,17 +14,23 @@ from lerobot_craft.anchors.retained import PER_TOKEN
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.core import AnchorDrift, Multipliers, RetentionStep, StepReport
 from lerobot_craft.core.precision import coarsest
+from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
 from lerobot_craft.training.anchoring.checks import StartReport, check_start
+from lerobot_craft.training.anchoring.probe import ActionDrift, ActionProbe
 from lerobot_craft.training.anchoring.source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
 from lerobot_craft.training.methods.method import Context, Cost, Method
 from lerobot_craft.training.methods.modules import module_names
 from lerobot_craft.training.methods.stopwatch import Stopwatch
+
+
+# The drift on frames that are kept out is measured this often in a run, and not more often than every so many steps.
+_MEASUREMENTS, _STEPS_BETWEEN = 50, 5
 
 
 class Constrained(Method):
@@ -35,6 +42,8 @@ class Constrained(Method):
     start_report: StartReport
     _step: RetentionStep
     _report: StepReport
+    _held_out: ActionProbe | None = None
+    _measured: ActionDrift | None = None
 
     @property
     def old_anchors(self) -> Anchors | None:
@@ -85,6 +94,12 @@ class Constrained(Method):
         )
         self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
+
+    def watch(self, probe: ActionProbe | None) -> None:
+        """Let the multipliers follow the drift on real old frames that are kept out of training, if it is measured."""
+        if probe is not None and probe.real and self.anchors.retained.mode == "action":
+            self._held_out = probe
+            self._step.follows_anchors = False
 
     def prepared(self) -> None:
         """Go on with the parts of a sharded policy's parameters."""
@@ -142,10 +157,24 @@ class Constrained(Method):
     def advance(self) -> None:
         """Move the multipliers."""
         self._step.advance(self._report)
+        self._measured = None
+        every = max(_STEPS_BETWEEN, self.context.train.steps // _MEASUREMENTS)
+        if self._held_out is not None and self._step.step % every == 0:
+            self._step.measured(self._drift_on_held_out(self._held_out))
+
+    def _drift_on_held_out(self, probe: ActionProbe) -> list[float | None]:
+        """Per constraint, the same on every rank; None where no frame of the task is kept out."""
+        found = self._measured = probe.measure(self.context.policy)
+        drifts = [found.per_task.get(task) for task in self._tasks] if self.context.config.lambda_per_task else [found.mean]
+        known = torch.tensor([math.nan if drift is None else drift for drift in drifts], dtype=torch.float64)
+        shared = sum_over_ranks(known) / world_size()
+        return [None if math.isnan(drift) else drift for drift in shared.tolist()]
 
     def metrics(self) -> dict[str, Any]:
         """Of the last step; on steps between anchors only the task's norm."""
         values: dict[str, Any] = {"mode": self.anchors.retained.mode, "task_norm": self._report.task_norm}
+        if self._measured is not None:
+            values |= self._measured.named()
         anchor = self._report.anchor
         if anchor is None:
             return values
@@ -155,11 +184,10 @@ class Constrained(Method):
             "epsilon": anchor.epsilon,
             "conflict": anchor.conflict,
             "bounded": anchor.bounded,
-            "dot": anchor.dot,
-            "cos": anchor.cos,
-            "retention_norm": anchor.retention_norm,
             "merged_norm": self._report.merged_norm,
         }
+        if anchor.cos is not None:  # else the two gradients were added, and never held apart
+            values |= {"dot": anchor.dot, "cos": anchor.cos, "retention_norm": anchor.retention_norm}
         values |= {f"cos/{module}": cos for module, cos in anchor.part_cosines.items()}
         if self._stopwatch.seconds is not None:
             values["retention_s"] = self._stopwatch.seconds

@@ -96,6 +96,9 @@ class Method:
         """Open anchors, copy weights, check what must hold. A `CraftError` here stops before the first step."""
         self.context = context
 
+    def watch(self, probe: Any | None) -> None:
+        """After `start`: the anchors on which the drift of the actions is measured, if there are any."""
+
     def prepared(self) -> None:
         """After accelerate or sharding has the policy, whose parameters may be other objects now."""
 

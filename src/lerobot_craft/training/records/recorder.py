@@ -125,8 +125,7 @@ class Recorder:
     def _measure_actions(self, session: Session) -> dict[str, Any]:
         if self._probe is None:
             return {}
-        drift = self._probe.measure(session.student)
-        return {"action_drift": drift.mean} | {f"action_drift/{task}": value for task, value in drift.per_task.items()}
+        return self._probe.measure(session.student).named()
 
     def _log(self, session: Session, tracker: Any, bar: "tqdm[Any]", detailed: bool) -> None:
         step = session.step
