@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from lerobot_craft.core import Dual, Multipliers, epsilon_schedule, update_lambda
 from lerobot_craft.errors import CraftError
 
-RULES = ["ascent", "pi", "log"]
+RULES = ["ascent", "pi", "log", "ratio"]
 rules = st.sampled_from(RULES)
 anything = st.one_of(st.none(), st.floats())  # NaN and infinities included
 
 
 def make(rule="ascent", groups=("all",), **settings):
-    return Multipliers(Dual(rule=rule, **({"lambda_min": 1e-3} if rule == "log" else {}) | settings), groups)
+    return Multipliers(Dual(rule=rule, **({"lambda_min": 1e-3} if rule in ("log", "ratio") else {}) | settings), groups)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,28 @@ def test_pi_is_its_formula():
 
 def test_log_moves_by_a_factor():
     assert make("log", lambda_lr=0.5).update([1.0]) == pytest.approx([math.exp(0.5)])
+
+
+@pytest.mark.parametrize(
+    ("drift", "epsilon", "factor"),
+    [
+        (0.2, 0.1, 2**0.5),  # twice the budget, whatever the budget is
+        (2.0, 1.0, 2**0.5),
+        (0.05, 0.1, 2**-0.5),
+        (0.1, 0.1, 1.0),
+        (100.0, 0.1, math.exp(0.5)),  # one measurement moves it by e to the lambda_lr at most
+        (0.0, 0.1, math.exp(-0.5)),
+        (0.1, 0.0, math.exp(0.5)),
+    ],
+)
+def test_ratio_moves_by_how_many_times_the_budget_the_drift_is(drift, epsilon, factor):
+    multipliers = make("ratio", lambda_lr=0.5)
+    assert multipliers.follow([drift], epsilon) == [pytest.approx(factor)]
+
+
+def test_the_other_rules_follow_the_difference():
+    assert make(lambda_lr=0.5).follow([0.4], 0.2) == [pytest.approx(1.1)]
+    assert make("ratio", groups=("a", "b")).follow([None, math.nan], 0.2) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -116,6 +116,42 @@ def test_a_name_for_each_parameter_is_needed(policy):
         make_step(policy, parts=["trunk"])
 
 
+def test_a_sum_is_the_merge_without_a_second_gradient(policy, data):
+    """Bounds that never bind ask for both gradients apart; without them the second backward adds to the first."""
+    twin = copy.deepcopy(policy)
+    apart = Surgery(use_grad_projection=False, task_max_norm=1e6, retention_max_norm=1e6, merged_max_norm=0.3)
+    added = Surgery(use_grad_projection=False, merged_max_norm=0.3)
+    groups, dual = ("a", "b"), Dual(initial_lambda=2.0, lambda_lr=0.5)
+    of_groups = torch.tensor([0, 0, 1, 1, 1, 1])
+    steps = [
+        make_step(model, dual, groups, surgery=surgery, retention_freq=2, epsilon=lambda step: 0.1)
+        for model, surgery in ((policy, added), (twin, apart))
+    ]
+    for _ in range(6):
+        found, expected = (
+            step(
+                lambda model=model: task_loss(model, data),
+                lambda model=model: AnchorDrift(per_anchor_drift(model, data), of_groups),
+            )
+            for step, model in zip(steps, (policy, twin), strict=True)
+        )
+        assert_close(found.merged_norm, expected.merged_norm)
+        assert_close(found.task_norm, expected.task_norm)
+    assert_same_parameters(policy, list(twin.parameters()))
+    assert found.anchor.retention_bytes == 0 < expected.anchor.retention_bytes
+    assert found.anchor.cos is None is found.anchor.dot
+    assert steps[0].multipliers.values == pytest.approx(steps[1].multipliers.values)
+
+
+def test_multipliers_may_follow_anchors_that_no_step_visits(policy, data):
+    step = make_step(policy, Dual(rule="ratio", lambda_min=0.1, lambda_lr=1.0), follows_anchors=False)
+    step.epsilon = lambda number: 0.5
+    take(step, policy, data)
+    assert step.multipliers.values == [1.0]
+    step.measured([1.0])
+    assert step.multipliers.values == pytest.approx([2.0])
+
+
 def test_lambda_zero_without_projection_is_plain_training(policy, data):
     expected = sgd_reference(policy, lambda p: task_loss(p, data))
     take(make_step(policy, Dual(initial_lambda=0.0), surgery=NO_PROJECTION), policy, data)

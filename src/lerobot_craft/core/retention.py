@@ -172,7 +172,9 @@ class RetentionStep:
     def advance(self, report: StepReport) -> None:
         """After the optimizer: move the multipliers by the drift that was measured, and count the step."""
         if report.anchor is not None and self.follows_anchors:
-            self.multipliers.follow(report.anchor.group_losses, report.anchor.epsilon, elapsed_steps=self.retention_freq)
+            self.multipliers.follow(
+                report.anchor.group_losses, report.anchor.epsilon, elapsed_steps=self.retention_freq
+            )
         self.step += 1
 
     def measured(self, drifts: Sequence[float | None]) -> None:
@@ -220,7 +222,7 @@ class RetentionStep:
         return epsilon
 
     def _add(self, task_loss: Tensor, anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
-        """t + K lambda r, by a second backward into the gradients of the first; then the bound on the sum (16)."""
+        """Add K lambda r to t by a second backward into the gradients of the first; then the bound on the sum (16)."""
         epsilon = self._budget()
         task_norm = self._norm("task")
         constraint = self._constraint(anchor_drift())

@@ -65,7 +65,6 @@ class Surgery:
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive (infinity for no bound); got {getattr(self, name)}")
 
-
     @property
     def is_sum(self) -> bool:
         """Whether the merged gradient is t + lambda r and nothing else: then nobody needs t and r apart."""

@@ -8,7 +8,7 @@ from lerobot_craft.report.plot import Axes, Scale
 from lerobot_craft.report.sequences import apart
 from lerobot_craft.report.tables import table
 from lerobot_craft.report.training_runs import TrainingRun
-from lerobot_craft.training.records.outcomes import Outcome
+from lerobot_craft.training.records.outcomes import NEAR, UNVERIFIED, Outcome
 
 _MOST_POINTS = 240  # of a line: more are not seen on a page, and make a large file
 _ROOM = 0.9  # of the largest value: what varies by less is drawn as the level line that it is
@@ -48,27 +48,32 @@ def _end_table(runs: Sequence[TrainingRun]) -> Markup:
                 run.name,
                 _mode(run),
                 _progress(run),
+                "-" if whole.action_drift is None else _number(whole.action_drift),
                 "-" if whole.drift is None else _number(whole.drift),
                 "-" if run.epsilon is None else _number(run.epsilon),
                 verdict(run.epsilon, whole, tasks),
             ]
         )
-    columns = ("run", "method", "step", "drift", "budget", "budget met")
+    columns = ("run", "method", "step", "drift of the actions", "drift on trained anchors", "budget", "budget met")
     caption = (
-        "At the end, or as far as a run has come. Drift is the mean of the last ten anchor steps over all old tasks."
+        "At the end, or as far as a run has come. The drift of the actions decides where it was measured on real old "
+        "frames that are kept out of training; else the budget is unverified. Drift on trained anchors is the mean of "
+        "the last ten anchor steps over all old tasks."
     )
     return table(columns, rows, caption)
 
 
 def verdict(epsilon: float | None, whole: Outcome, tasks: Sequence[Outcome]) -> str:
     """Whether the drift of each old task, or of all where they have one budget in common, is within it."""
-    measured = [task for task in tasks if task.drift is not None] or [whole]
-    if epsilon is None or all(outcome.drift is None for outcome in measured):
+    judged = [task for task in tasks if task.verdict(epsilon) is not None] or [whole]
+    if all(outcome.verdict(epsilon) is None for outcome in judged):
         return "no budget"
-    over = [outcome for outcome in measured if outcome.is_over(epsilon)]
-    if not over:
-        return "yes"
-    return "no" if len(measured) == 1 else f"no: {len(over)} of {len(measured)} tasks are over it"
+    if over := sum(outcome.is_over(epsilon) for outcome in judged):
+        return "no" if len(judged) == 1 else f"no: {over} of {len(judged)} tasks are over it"
+    if not all(outcome.verified for outcome in judged):
+        return UNVERIFIED
+    near = sum(outcome.verdict(epsilon) == NEAR for outcome in judged)
+    return f"yes; {near} of {len(judged)} tasks too near to tell" if near else "yes"
 
 
 def _figure(run: TrainingRun) -> Markup:
@@ -150,10 +155,10 @@ def _fate(run: TrainingRun, outcome: Outcome) -> str:
     parts = [] if outcome.drift is None else [f"drift {_number(outcome.drift)}"]
     if multipliers := run.series(f"lambda/{outcome.task}"):
         parts.append(f"λ {_number(multipliers[-1][1])}")
-    if outcome.last_action_drift is not None:
-        parts.append(f"drift of the actions {_number(outcome.last_action_drift)}")
-    if outcome.is_over(run.epsilon):
-        parts.append("over the budget")
+    if outcome.action_drift is not None:
+        parts.append(f"drift of the actions {_number(outcome.action_drift)}")
+    if (said := outcome.verdict(run.epsilon)) is not None:
+        parts.append(said)
     return f"{outcome.task}: {', '.join(parts)}"
 
 

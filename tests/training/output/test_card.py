@@ -15,7 +15,8 @@ from lerobot_craft.training.records.outcomes import Outcome
 from tests.report.made_training import RECORD
 
 NOTHING = HubFacts(None, ())
-RETAINED = [Outcome(None, 0.2, 10, 0.001, 0.04), Outcome("open", 0.1, 10, None, 0.03), Outcome("close", 0.35, 3)]
+RETAINED = [Outcome(None, 0.2, 10, 0.04), Outcome("open", 0.1, 10, 0.03), Outcome("close", 0.35, 3)]
+KEPT = [Outcome(name, 0.2, 10, 0.04, 0.02, high, verified=True) for name, high in (("open", 0.1), ("close", 0.4))]
 
 
 def card_of(run=RECORD, step=40, epsilon=0.3, retained=RETAINED, hub=NOTHING):
@@ -101,14 +102,16 @@ def test_it_says_teacher_anchors_budget_and_command():
 def test_it_says_which_task_is_over_its_budget():
     card = card_of()
     assert "| **budget met** | no: 1 of 2 constraints over it |" in card
-    assert "| all old tasks | 0.200 | 0.040 | yes |\n| open | 0.100 | 0.030 | yes |\n| close | 0.350 | - | no |" in card
+    assert "| all old tasks | 0.040 | 0.200 | unverified |" in card
+    assert "| open | 0.030 | 0.100 | unverified |\n| close | - | 0.350 | over budget |" in card
 
 
 @pytest.mark.parametrize(
     ("retained", "said"),
     [
-        (RETAINED[:2], "yes"),
-        (RETAINED[:1], "yes"),
+        (RETAINED[:2], "unverified: no real old frame was kept out of training to measure on"),
+        (KEPT[:1], "yes"),
+        (KEPT, "yes, by 1 of 2 old tasks; 1 too near to tell"),
         ([replace(RETAINED[0], drift=0.4)], "no: 1 of 1 constraint over it"),
         ([Outcome(None)], "not measured"),
     ],
@@ -118,10 +121,10 @@ def test_the_budget_is_met_by_each_or_by_all_together(retained, said):
 
 
 def test_a_method_without_anchors_claims_no_budget():
-    card = card_of(replace(RECORD, method="er", anchors=None, mode=None), retained=[Outcome(None, None, 0, 0.1, 0.2)])
+    card = card_of(replace(RECORD, method="er", anchors=None, mode=None), retained=[Outcome(None, None, 0, 0.2)])
     assert "**budget" not in card
     assert "| **anchors** | none of old tasks |" in card
-    assert "| all old tasks | - | 0.200 | - |" in card
+    assert "| all old tasks | 0.200 | - | - |" in card
 
 
 def test_a_note_says_what_else_was_done_and_what_was_not_measured_is_not_explained():
@@ -134,7 +137,7 @@ def test_a_note_says_what_else_was_done_and_what_was_not_measured_is_not_explain
 def test_words_of_a_user_stay_words():
     hostile = replace(RECORD, command="craft train --x='a\n```\n# b'", dataset="me/a_b|c<i>")
     card = card_of(hostile, retained=[Outcome("a | b\n<img src=x> `c` *d*", 0.1, 1)], hub=HubFacts(None, ["a: b|<i>"]))
-    assert "| a \\| b &lt;img src=x&gt; \\`c\\` \\*d\\* | 0.100 |" in card
+    assert "| a \\| b &lt;img src=x&gt; \\`c\\` \\*d\\* | - | 0.100 |" in card
     assert "````sh\ncraft train --x='a\n```\n# b'\n````" in card
     assert "<i>" not in card.split("---\n", 2)[2]
     assert ModelCard(card).data.tags[-1] == "a: b|<i>"

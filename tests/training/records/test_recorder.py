@@ -60,7 +60,7 @@ class Drifting:
     def measure(self, policy):
         self.asked += 1
         mean = float(self.asked) if self.spoiled is None else self.spoiled
-        return ActionDrift(mean, {TASKS[0]: mean, TASKS[1]: 0.5})
+        return ActionDrift({TASKS[0]: torch.tensor([mean]), TASKS[1]: torch.tensor([0.5, 0.5])}, verified=True)
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +141,18 @@ def test_the_drift_of_the_actions_reaches_both_files(run, tmp_path):
     assert list(logged) == [2, 4, 5]
     assert "action_drift" not in logged[2]
     for values in (logged[4], {row["step"]: row for row in read_history(tmp_path)}[4]):
-        assert values["action_drift"] == 1.0
+        assert values["action_drift"] == 0.75
         assert values[f"action_drift/{TASKS[1]}"] == 0.5
-    assert logged[5]["action_drift"] == 2.0, "the last step is measured, with or without anchors"
+    assert logged[5]["action_drift"] == 1.25, "the last step is measured, with or without anchors"
     assert probe.asked == 2
 
 
 def test_a_drift_between_anchors_joins_the_values_of_the_anchors(run, tmp_path):
     run(5, probe=Drifting(), log_craft_metrics_freq=3, log_freq=0)
     third, fifth = read_metrics(tmp_path)
-    assert (third["step"], third["retention_loss"], third["task_norm"], third["action_drift"]) == (3, 2.0, 102.0, 1.0)
-    assert (fifth["step"], fifth["retention_loss"], fifth["action_drift"]) == (5, 4.0, 2.0)
+    assert (third["step"], third["retention_loss"], third["task_norm"], third["action_drift"]) == (3, 2.0, 102.0, 0.75)
+    assert (fifth["step"], fifth["retention_loss"], fifth["action_drift"]) == (5, 4.0, 1.25)
+    assert fifth["verified"] is True
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -238,7 +239,7 @@ def test_the_run_says_what_it_is_before_its_first_step_and_what_it_took_at_its_e
 def test_the_card_has_the_drift_of_every_anchor_step_up_to_now(run):
     recorder = run(6, log_freq=6, probe=Drifting())
     card = recorder.card(recorder.session)
-    assert "| all old tasks | 4.000 | 1.000 | no |" in card, "the mean of the drifts 2, 4 and 6"
+    assert "| all old tasks | 0.750 \\[0.750, 0.750\\] | 4.000 | over budget |" in card, "the mean of 2, 4 and 6"
     assert "after 6 of 6 steps" in card
 
 
@@ -252,7 +253,7 @@ def test_a_resumed_run_remembers_the_drift_before_it(keeps, run, tmp_path):
     whole, first, _ = recorder._outcomes
     # The drifts 2, 4 and 6; without a history only what was logged of the former part, which is that of step 4.
     assert (whole.drift, whole.visits) == ((4.0, 3) if keeps else (5.0, 2))
-    assert (whole.first_action_drift, first.last_action_drift) == (1.0, 2.0)
+    assert (whole.action_drift, first.action_drift, first.verified) == (1.25, 2.0, True)
 
 
 def test_without_craft_there_is_no_record(run, tmp_path):

@@ -16,7 +16,7 @@ def text_of(**changes):
         "config": CraftConfig(retention_mode="action"),
         "step": 3,
         "epsilon": 0.1,
-        "retained": [Outcome(None, 0.05, 2, 0.001, 0.04), Outcome("open", 0.125, 1)],
+        "retained": [Outcome(None, 0.05, 2, 0.04), Outcome("open", 0.125, 1)],
         "timing": Timing(steps=4, anchor_steps=2, plain_s=2.0, extra_s=0.5, start_s=7.0),
         "peak": Peak(process=3 * 2**30),
         "costs": [Cost("a second gradient", 3 << 20), Cost("decoded images", 1 << 20)],
@@ -29,10 +29,9 @@ def text_of(**changes):
 def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
     assert text_of().splitlines() == [
         "End of training: method craft, step 3",
-        "What was retained (drift: mean of the last anchor steps against the budget; "
-        "1 = the teacher's own error on that task):",
-        "  all old tasks | drift 0.050 of 0.100 (n=2) | action drift 0.001 -> 0.040",
-        "  'open'        | drift 0.125 of 0.100 (n=1) | over budget",
+        "What was retained is unverified (1 = the teacher's own error on that task):",
+        "  all old tasks | action drift 0.040 | drift on trained anchors 0.050 of 0.100 (n=2) | unverified",
+        "  'open'        | drift on trained anchors 0.125 of 0.100 (n=1) | over budget",
         "What it cost beyond plain fine-tuning:",
         "  time: 0.125 s per step on top of 0.500 s (+25.0%), measured over 4 steps of this process, 2 with anchors; "
         "7.000 s before them",
@@ -49,7 +48,7 @@ def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
 
 def by_heart(drift=0.05, action_drift=0.2, held_out=32, **config):
     settings = CraftConfig(**{"retention_mode": "action", **config})
-    text = text_of(config=settings, retained=[Outcome(None, drift, 2, 0.0, action_drift)], held_out=held_out)
+    text = text_of(config=settings, retained=[Outcome(None, drift, 2, action_drift)], held_out=held_out)
     return "learned by heart" in text
 
 
@@ -119,15 +118,39 @@ def test_without_an_env_its_place_is_left_open_and_harmless_in_a_shell():
     ]
 
 
-def test_outcomes_take_the_first_and_last_action_drift_and_the_mean_of_the_last_ten_visits():
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        (Outcome("open", 0.01, 9, 0.05, 0.03, 0.09, verified=True), "within budget"),
+        (Outcome("open", 0.01, 9, 0.09, 0.05, 0.12, verified=True), "near budget"),
+        (Outcome("open", 0.01, 9, 0.16, 0.11, 0.30, verified=True), "over budget"),
+        (Outcome("open", 0.90, 9, 0.05, 0.03, 0.09, verified=True), "within budget"),  # real frames decide
+        (Outcome("open", 0.01, 9, 0.05, 0.03, 0.09), "unverified"),  # made-up anchors never say that it was kept
+        (Outcome("open", 0.01, 9), "unverified"),
+        (Outcome("open", 0.11, 9), "over budget"),
+        (Outcome("open"), None),
+    ],
+)
+def test_only_real_frames_kept_out_of_training_can_say_that_a_task_was_kept(outcome, said):
+    assert outcome.verdict(0.1) == said
+    assert outcome.verdict(None) is None
+
+
+def test_a_verified_end_shows_the_interval():
+    text = text_of(retained=[Outcome("open", 0.01, 9, 0.05, 0.03, 0.09, verified=True)])
+    assert "What was retained (" in text
+    assert "'open' | kept-out drift 0.050 [0.030, 0.090] of 0.100 |" in text
+
+
+def test_outcomes_take_the_last_action_drift_and_the_mean_of_the_last_ten_visits():
     records = [{"step": step, "retention_loss": float(step), "retention_loss/open": 1.0} for step in range(1, 21)]
     records[4] |= {"action_drift": 0.5, "action_drift/open": 0.25}
-    records[9] |= {"action_drift": 0.0}
+    records[9] |= {"action_drift": 0.0, "action_drift_low": -1.0, "action_drift_high": 1.0, "verified": True}
     records.append({"step": 21, "loss": 1.0})
     everything, opened, closed = outcomes(records, ["open", "close"])
-    assert everything == Outcome(None, pytest.approx(15.5), 10, 0.5, 0.0)
-    assert opened == Outcome("open", 1.0, 10, 0.25, 0.25)
-    assert closed == Outcome("close")
+    assert everything == Outcome(None, pytest.approx(15.5), 10, 0.0, -1.0, 1.0, verified=True)
+    assert opened == Outcome("open", 1.0, 10, 0.25, verified=True)
+    assert closed == Outcome("close", verified=True)
 
 
 def test_what_was_measured_of_memory_is_told():

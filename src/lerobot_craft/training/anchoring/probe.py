@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_FILE = "action_probe.safetensors"
 _INDEX, _INSTRUCTION = "anchor", "instruction"
+_RESAMPLES = 1000
 _PLENTY = 20  # times as many as the probe takes
 _FRAMES_PER_TASK = 4  # real ones, where the probe would otherwise take fewer
 UNVERIFIED = (
@@ -47,12 +48,38 @@ UNVERIFIED = (
 class ActionDrift(NamedTuple):
     """How far the actions have moved from the teacher's."""
 
-    mean: float  # over the tasks
-    per_task: dict[str, float]
+    per_anchor: dict[str, Tensor]  # of each task, float64 [n]
+    verified: bool  # on real old frames that are kept out of training
 
-    def named(self) -> dict[str, float]:
+    @property
+    def per_task(self) -> dict[str, float]:
+        """The mean of each task."""
+        return {task: drifts.mean().item() for task, drifts in self.per_anchor.items()}
+
+    @property
+    def mean(self) -> float:
+        """Over the tasks."""
+        return sum(self.per_task.values()) / len(self.per_anchor)
+
+    def named(self) -> dict[str, Any]:
         """By the keys of docs/metrics.md."""
         return {"action_drift": self.mean} | {f"action_drift/{task}": value for task, value in self.per_task.items()}
+
+    def with_intervals(self) -> dict[str, Any]:
+        """The same, with 95 % intervals that resample the anchors of each task, and whether these are real frames."""
+        resampled = {task: _resampled_means(drifts) for task, drifts in self.per_anchor.items()}
+        spread = {"": torch.stack(list(resampled.values())).mean(dim=0)} | {f"/{t}": m for t, m in resampled.items()}
+        values: dict[str, Any] = self.named() | {"verified": self.verified}
+        for name, means in spread.items():
+            low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
+            values |= {f"action_drift_low{name}": low, f"action_drift_high{name}": high}
+        return values
+
+
+def _resampled_means(drifts: Tensor) -> Tensor:
+    """Means of 1,000 samples with replacement, [1000]; the same ones for the same drifts."""
+    chosen = torch.randint(len(drifts), (_RESAMPLES, len(drifts)), generator=torch.Generator().manual_seed(0))
+    return drifts[chosen].mean(dim=1)
 
 
 class ActionProbe:
@@ -161,11 +188,11 @@ class ActionProbe:
 
     def _per_task(self, drifts: Tensor) -> ActionDrift:
         instruction = torch.cat([batch.instruction for batch in self._batches])
-        per_task = {}
+        per_anchor = {}
         for index in instruction.unique().tolist():
             unit = 1.0 if self._units is None else self._units[index]
-            per_task[self.tasks[index]] = drifts[instruction == index].mean().item() / unit
-        return ActionDrift(sum(per_task.values()) / len(per_task), per_task)
+            per_anchor[self.tasks[index]] = drifts[instruction == index] / unit
+        return ActionDrift(per_anchor, self.real)
 
     def _own_errors(self, anchors: Anchors) -> list[float] | None:
         if anchors.retained.mode == "action":

@@ -28,7 +28,6 @@ from lerobot_craft.training.methods.method import Context, Cost, Method
 from lerobot_craft.training.methods.modules import module_names
 from lerobot_craft.training.methods.stopwatch import Stopwatch
 
-
 # The drift on frames that are kept out is measured this often in a run, and not more often than every so many steps.
 _MEASUREMENTS, _STEPS_BETWEEN = 50, 5
 
@@ -165,7 +164,9 @@ class Constrained(Method):
     def _drift_on_held_out(self, probe: ActionProbe) -> list[float | None]:
         """Per constraint, the same on every rank; None where no frame of the task is kept out."""
         found = self._measured = probe.measure(self.context.policy)
-        drifts = [found.per_task.get(task) for task in self._tasks] if self.context.config.lambda_per_task else [found.mean]
+        drifts = (
+            [found.per_task.get(task) for task in self._tasks] if self.context.config.lambda_per_task else [found.mean]
+        )
         known = torch.tensor([math.nan if drift is None else drift for drift in drifts], dtype=torch.float64)
         shared = sum_over_ranks(known) / world_size()
         return [None if math.isnan(drift) else drift for drift in shared.tolist()]

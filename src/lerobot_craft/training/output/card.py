@@ -13,8 +13,8 @@ from typing import Any
 
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.training.output.card_success import NOT_EVALUATED, success_section
-from lerobot_craft.training.records.lines import count, human_bytes, number
-from lerobot_craft.training.records.outcomes import Outcome
+from lerobot_craft.training.records.lines import count, human_bytes, interval, number
+from lerobot_craft.training.records.outcomes import NEAR, Outcome
 from lerobot_craft.training.records.run_file import RunFile
 
 _SOURCES = {
@@ -146,28 +146,33 @@ def _facts(run: RunFile, budget: float | None, retained: Sequence[Outcome]) -> s
 
 
 def _met(budget: float, retained: Sequence[Outcome]) -> str:
-    measured = [outcome for outcome in retained if outcome.drift is not None]
-    tasks = [outcome for outcome in measured if outcome.task is not None] or measured
-    over = [outcome for outcome in tasks if outcome.is_over(budget)]
-    if not measured:
+    judged = [outcome for outcome in retained if outcome.verdict(budget) is not None]
+    tasks = [outcome for outcome in judged if outcome.task is not None] or judged
+    if not judged:
         return "not measured"
-    if over:
-        return f"no: {len(over)} of {count(len(tasks), 'constraint')} over it"
-    return "yes" if len(tasks) == 1 else f"yes, by each of {len(tasks)} old tasks"
+    if over := sum(outcome.is_over(budget) for outcome in tasks):
+        return f"no: {over} of {count(len(tasks), 'constraint')} over it"
+    if not all(outcome.verified for outcome in tasks):
+        return "unverified: no real old frame was kept out of training to measure on"
+    near = sum(outcome.verdict(budget) == NEAR for outcome in tasks)
+    said = "yes" if len(tasks) == 1 else f"yes, by {len(tasks) - near} of {len(tasks)} old tasks"
+    return f"{said}; {near} too near to tell" if near else said
 
 
 def _outcome_table(budget: float | None, retained: Sequence[Outcome]) -> str:
-    measured = [outcome for outcome in retained if outcome.visits or outcome.last_action_drift is not None]
+    measured = [outcome for outcome in retained if outcome.visits or outcome.action_drift is not None]
     rows = [
         (
             "all old tasks" if outcome.task is None else _text(outcome.task),
+            interval(outcome).replace("[", "\\[").replace("]", "\\]"),
             "-" if outcome.drift is None else number(outcome.drift),
-            "-" if outcome.last_action_drift is None else number(outcome.last_action_drift),
-            "-" if outcome.drift is None or budget is None else "no" if outcome.is_over(budget) else "yes",
+            outcome.verdict(budget) or "-",
         )
         for outcome in measured
     ]
-    return _table(("old task", "drift", "drift of the actions", "within the budget"), rows) if rows else ""
+    verified = any(outcome.verified for outcome in measured)
+    drift = "drift on kept-out frames" if verified else "drift of the actions"
+    return _table(("old task", drift, "drift on trained anchors", "budget"), rows) if rows else ""
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
-
-OVER_BUDGET = "over budget"
+from lerobot_craft.training.records.outcomes import OVER, Outcome
 
 # Key of docs/metrics.md -> name in the step line, in the line's order.
 _STEP_LINE = {
@@ -118,8 +117,8 @@ def task_lines(values: Mapping[str, Any], tasks: Sequence[str]) -> list[str]:
             parts.append(f"λ={number(lambda_)}")
         if (action_drift := values.get(f"action_drift/{task}")) is not None:
             parts.append(f"action_drift={number(action_drift)}")
-        if is_over(drift, epsilon):
-            parts.append(OVER_BUDGET)
+        if is_over(action_drift if values.get("verified") else drift, epsilon):
+            parts.append(OVER)
         lines.append(" | ".join([f"  {name}", *(parts or ["not measured at this step"])]))
     return lines
 
@@ -166,6 +165,14 @@ def cost_lines(title: str, costs: Sequence[Cost]) -> list[str]:
 def against(drift: float, epsilon: float | None, between: str) -> str:
     """A drift, and the budget beside it where there is one."""
     return number(drift) if epsilon is None else f"{number(drift)}{between}{number(epsilon)}"
+
+
+def interval(outcome: Outcome) -> str:
+    """The drift of the actions, with its interval where that is known."""
+    value = "-" if outcome.action_drift is None else number(outcome.action_drift)
+    if outcome.low is None or outcome.high is None:
+        return value
+    return f"{value} [{number(outcome.low)}, {number(outcome.high)}]"
 
 
 def is_over(drift: float | None, epsilon: float | None) -> bool:

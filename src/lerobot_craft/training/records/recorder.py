@@ -18,7 +18,7 @@ from lerobot_craft.training.records import lines, summary
 from lerobot_craft.training.records.describe import describe, ended
 from lerobot_craft.training.records.journal import Journal, read_history, read_metrics
 from lerobot_craft.training.records.measured import Measured
-from lerobot_craft.training.records.outcomes import Outcomes, named, outcomes
+from lerobot_craft.training.records.outcomes import Outcomes, of_actions, outcomes
 from lerobot_craft.training.records.run_file import RunFile, write_run_file
 from lerobot_craft.training.session import Session
 from lerobot_craft.training.settings import as_json
@@ -119,13 +119,13 @@ class Recorder:
             if self._journal is not None:
                 self._journal.anchor_step({"step": session.step, **found})
         elif "retention_loss" in self._seen:
-            found = named(found, "action_drift")
+            found = of_actions(found)
         self._seen |= found
 
     def _measure_actions(self, session: Session) -> dict[str, Any]:
         if self._probe is None:
             return {}
-        return self._probe.measure(session.student).named()
+        return self._probe.measure(session.student).with_intervals()
 
     def _log(self, session: Session, tracker: Any, bar: "tqdm[Any]", detailed: bool) -> None:
         step = session.step

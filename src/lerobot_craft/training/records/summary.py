@@ -10,13 +10,13 @@ from pathlib import Path
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
 from lerobot_craft.training.records.lines import (
-    OVER_BUDGET,
     against,
     aligned,
     budget_unit,
     cost_lines,
     count,
     human_bytes,
+    interval,
     number,
 )
 from lerobot_craft.training.records.outcomes import Outcome
@@ -120,12 +120,13 @@ def eval_command(checkpoint: Path, flags: Mapping[str, object]) -> str:
 
 
 def _retained_lines(config: CraftConfig, epsilon: float | None, retained: Sequence[Outcome]) -> list[str]:
-    measured = [outcome for outcome in retained if outcome.visits or outcome.last_action_drift is not None]
+    measured = [outcome for outcome in retained if outcome.visits or outcome.action_drift is not None]
     if not measured:
         return ["What was retained: not measured, there were no anchors. Run the old tasks to see."]
-    title = "What was retained"
+    verified = any(outcome.verified for outcome in measured)
+    title = "What was retained" if verified else "What was retained is unverified"
     if epsilon is not None:
-        title += f" (drift: mean of the last anchor steps against the budget; {budget_unit(config)})"
+        title += f" ({budget_unit(config)})"
     names = aligned(["all old tasks" if outcome.task is None else repr(outcome.task) for outcome in measured])
     return [f"{title}:", *(f"  {name} | {_fate(o, epsilon)}" for name, o in zip(names, measured, strict=True))]
 
@@ -138,7 +139,7 @@ def _by_heart_lines(
     overall = next((outcome for outcome in retained if outcome.task is None), None)
     if not held_out or not comparable or epsilon is None or overall is None:
         return []
-    visited, unseen = overall.drift, overall.last_action_drift
+    visited, unseen = overall.drift, overall.action_drift
     if visited is None or unseen is None or unseen <= epsilon or unseen < _BY_HEART * visited:
         return []
     return [
@@ -161,13 +162,14 @@ def _bound_lines(epsilon: float | None, retained: Sequence[Outcome], bounded_sha
 
 def _fate(outcome: Outcome, epsilon: float | None) -> str:
     parts = []
+    if outcome.action_drift is not None:
+        where = "kept-out drift" if outcome.verified else "action drift"
+        budget = epsilon if outcome.verified else None
+        parts.append(f"{where} {interval(outcome)}" + ("" if budget is None else f" of {number(budget)}"))
     if outcome.drift is not None:
-        parts.append(f"drift {against(outcome.drift, epsilon, ' of ')} (n={outcome.visits})")
-    first, last = outcome.first_action_drift, outcome.last_action_drift
-    if first is not None and last is not None:
-        parts.append("action drift " + (number(last) if first == last else f"{number(first)} -> {number(last)}"))
-    if outcome.is_over(epsilon):
-        parts.append(OVER_BUDGET)
+        parts.append(f"drift on trained anchors {against(outcome.drift, epsilon, ' of ')} (n={outcome.visits})")
+    if (verdict := outcome.verdict(epsilon)) is not None:
+        parts.append(verdict)
     return " | ".join(parts)
 
 
