@@ -44,7 +44,7 @@ def test_a_learning_rate_of_zero_is_a_fixed_lambda(rule, violations, steps):
 
 @given(rules, st.floats(-100, 100))
 def test_the_sign_of_the_violation_is_the_direction(rule, violation):
-    (value,) = make(rule).update([violation])
+    (value,) = make(rule, proportional_gain=0.0).update([violation])
     assert (value - 1.0) * violation >= 0
 
 
@@ -86,8 +86,18 @@ def test_log_moves_by_a_factor():
     ],
 )
 def test_ratio_moves_by_how_many_times_the_budget_the_drift_is(drift, epsilon, factor):
-    multipliers = make("ratio", lambda_lr=0.5)
+    multipliers = make("ratio", lambda_lr=0.5, proportional_gain=0.0)
     assert multipliers.follow([drift], epsilon) == [pytest.approx(factor)]
+
+
+def test_ratio_is_damped_by_how_fast_the_drift_changes():
+    """At twice the budget a multiplier still rises, less while the drift falls and more while it grows."""
+    factors = {}
+    for before in (0.15, 0.2, 0.25):
+        multipliers = make("ratio", lambda_lr=0.1, proportional_gain=1.0)
+        (first,) = multipliers.follow([before], 0.1)
+        factors[before] = multipliers.follow([0.2], 0.1)[0] / first
+    assert factors[0.25] < factors[0.2] == pytest.approx(2**0.1) < factors[0.15]
 
 
 def test_the_other_rules_follow_the_difference():

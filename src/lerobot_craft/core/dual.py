@@ -121,7 +121,8 @@ class Multipliers:
         self.dual = dual
         self.groups = tuple(groups)
         self.values = [dual.initial_lambda] * len(groups)
-        self._smoothed = [0.0] * len(groups)  # xi of (18); starts at 0
+        # xi of (18); of `ratio`, whose student is its teacher at first, as far below the budget as it counts.
+        self._smoothed = [-_LARGEST_LOG_RATIO if dual.rule == "ratio" else 0.0] * len(groups)
 
     def follow(self, drifts: Sequence[float | None], epsilon: float, elapsed_steps: int = 1) -> list[float]:
         """Move each multiplier by its drift against the budget; None is no measurement. Return the new values."""
@@ -150,7 +151,7 @@ class Multipliers:
         dual = self.dual
         violation = max(-_LARGEST_VIOLATION, min(_LARGEST_VIOLATION, violation))
         change = violation * elapsed_steps
-        if dual.rule == "pi":
+        if dual.rule in ("pi", "ratio"):
             before = self._smoothed[i]
             self._smoothed[i] = dual.smoothing * before + (1 - dual.smoothing) * violation
             # Differences telescope, so unlike the integral part they need no factor for the steps between.

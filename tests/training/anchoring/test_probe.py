@@ -1,6 +1,7 @@
 """The drift of the actions: zero for the teacher, the same after a restart, and measured without a trace."""
 
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode
 from lerobot_craft.training.anchoring.asking import policy_inputs
-from lerobot_craft.training.anchoring.probe import PROBE_FILE, ActionProbe, evenly
+from lerobot_craft.training.anchoring.probe import PROBE_FILE, ActionDrift, ActionProbe, evenly, spared
 from lerobot_craft.training.anchoring.source import open_anchors
 from tests.anchor_fixtures import OLD_TASKS
 from tests.training.anchoring.anchor_contexts import (
@@ -60,16 +61,34 @@ def test_it_is_zero_for_the_teacher_and_the_same_after_a_restart(policy, retenti
     probe = ActionProbe.prepare(context, anchors, tmp_path)
     assert probe.num_anchors == 7
     assert probe.in_own_error == (online or policy != "act")  # a cache of hidden states keeps no demonstration
-    mean, per_task = probe.measure(context.policy)
-    assert abs(mean) < 1e-6
-    assert list(per_task) == OLD_TASKS
+    found = probe.measure(context.policy)
+    assert abs(found.mean) < 1e-6
+    assert list(found.per_task) == OLD_TASKS
     train_a_little(context)
     moved = probe.measure(context.policy)
     assert moved.mean > 1e-6
     assert moved.mean == pytest.approx(sum(moved.per_task.values()) / 3)
     again = resume(context)
     resumed = ActionProbe.prepare(again, open_anchors(again), tmp_path)
-    assert resumed.measure(context.policy) == moved
+    assert resumed.measure(context.policy).per_task == moved.per_task
+
+
+def test_an_interval_resamples_the_frames_of_each_task_and_needs_four():
+    frames = {"open": torch.tensor([0.1, 0.2, 0.3, 0.4]).double(), "close": torch.tensor([0.5, 0.6]).double()}
+    found = ActionDrift(frames, verified=True).with_intervals()
+    assert found["action_drift/open"] == pytest.approx(0.25)
+    assert found["action_drift"] == pytest.approx(0.4)
+    assert 0.1 <= found["action_drift_low/open"] < 0.2 < 0.3 < found["action_drift_high/open"] <= 0.4
+    assert not {"action_drift_low/close", "action_drift_low"} & found.keys()
+    assert found == ActionDrift(frames, verified=True).with_intervals()
+
+
+def test_a_fifth_of_the_real_frames_is_spared_where_that_leaves_enough():
+    instructions = torch.tensor([0] * 25 + [1] * 19 + [0] * 100)
+    cross = torch.arange(144) >= 44
+    found = spared(SimpleNamespace(tasks=("open", "close"), instructions=instructions, cross=cross))
+    assert len(found) == 5
+    assert set(found.tolist()) <= set(range(1, 24)), "of the first task, neither made up nor at an end"
 
 
 def test_whether_a_probe_was_saved_is_what_the_main_rank_sees(started, tmp_path, monkeypatch):
@@ -90,7 +109,7 @@ def test_it_leaves_the_mode_and_all_random_generators_alone(started, tmp_path):
     probe = ActionProbe.prepare(context, anchors, tmp_path)
     for training in (True, False):
         context.policy.train(training)
-        assert probe.measure(context.policy) == probe.measure(context.policy)
+        assert probe.measure(context.policy).per_task == probe.measure(context.policy).per_task
         assert context.policy.training is training
     assert torch.equal(torch.get_rng_state(), states[0])
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002

@@ -1,8 +1,8 @@
 """Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for.
 
-Where the policy has a memory, these are real frames of it that are kept out of training. Else, where there are plenty
-of anchors that cost nothing (frames of the new task under old instructions), these few are kept out of training. A
-policy may learn its anchors by heart, and the drift on those that hold it does not show that.
+Where the policy has a memory, or there is an old dataset, these are real old frames that are kept out of training. Else,
+where there are plenty of anchors that cost nothing (frames of the new task under old instructions), a few of these are
+kept out. A policy may learn its anchors by heart, and the drift on those that hold it does not show that.
 """
 
 import functools
@@ -38,7 +38,9 @@ PROBE_FILE = "action_probe.safetensors"
 _INDEX, _INSTRUCTION = "anchor", "instruction"
 _RESAMPLES = 1000
 _PLENTY = 20  # times as many as the probe takes
-_FRAMES_PER_TASK = 4  # real ones, where the probe would otherwise take fewer
+# Real frames of each task that are measured on, and of an old dataset's anchors one of so many.
+_FRAMES_PER_TASK, _ONE_OF = 16, 5
+_FEWEST = 4  # frames of a task that are measured on, for an interval
 UNVERIFIED = (
     "unverified: no real old frame was kept out of training to measure on; `craft remember` or three rollouts would "
     "verify it"
@@ -66,9 +68,16 @@ class ActionDrift(NamedTuple):
         return {"action_drift": self.mean} | {f"action_drift/{task}": value for task, value in self.per_task.items()}
 
     def with_intervals(self) -> dict[str, Any]:
-        """The same, with 95 % intervals that resample the anchors of each task, and whether these are real frames."""
-        resampled = {task: _resampled_means(drifts) for task, drifts in self.per_anchor.items()}
-        spread = {"": torch.stack(list(resampled.values())).mean(dim=0)} | {f"/{t}": m for t, m in resampled.items()}
+        """The same, with 95 % intervals that resample the anchors of each task, and whether these are real frames.
+
+        Fewer than four anchors of a task say nothing of how they vary: it has no interval then.
+        """
+        resampled = {
+            task: _resampled_means(drifts) for task, drifts in self.per_anchor.items() if len(drifts) >= _FEWEST
+        }
+        spread = {f"/{task}": means for task, means in resampled.items()}
+        if len(resampled) == len(self.per_anchor):
+            spread[""] = torch.stack(list(resampled.values())).mean(dim=0)
         values: dict[str, Any] = self.named() | {"verified": self.verified}
         for name, means in spread.items():
             low, high = torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype)).tolist()
@@ -134,15 +143,17 @@ class ActionProbe:
         wanted = min(context.config.probe_anchors, anchors.num_anchors)
         if wanted == 0:
             return None
-        made = anchors.cross.nonzero().squeeze(1)
-        among = made if _are_plenty(anchors, wanted) else torch.arange(anchors.num_anchors)
-        found = _asked(context, anchors, among[evenly(anchors.instructions[among], wanted)], output_dir / PROBE_FILE)
+        real = spared(anchors)
+        plenty = _are_plenty(anchors, wanted)
+        among = anchors.cross.nonzero().squeeze(1) if plenty else torch.arange(anchors.num_anchors)
+        chosen = real if len(real) else among[evenly(anchors.instructions[among], wanted)]
+        found = _asked(context, anchors, chosen, output_dir / PROBE_FILE)
         if found is None:
             return None
         chosen, batches = found
-        if held_out := _are_plenty(anchors, len(chosen)):
+        if held_out := plenty or bool(len(real)):
             anchors.hold_out(chosen)
-        return cls(context, anchors, batches, held_out=held_out)
+        return cls(context, anchors, batches, held_out=held_out, real=bool(len(real)))
 
     @classmethod
     def of_kept_frames(
@@ -227,6 +238,19 @@ def _asked(
     if context.accelerator.is_main_process:
         _write(path, chosen, known)
     return chosen, known
+
+
+def spared(anchors: Anchors) -> Tensor:
+    """Real old frames that can be kept out of training: a fifth of each task's that has enough; sorted, int64 [n]."""
+    chosen: list[int] = []
+    for task in range(len(anchors.tasks)):
+        rows = ((anchors.instructions == task) & ~anchors.cross).nonzero().squeeze(1)
+        count = min(len(rows) // _ONE_OF, _FRAMES_PER_TASK)
+        if count < _FEWEST:
+            continue
+        places = torch.linspace(0, len(rows) - 1, count + 2).round().long()[1:-1]
+        chosen += rows[places].tolist()
+    return torch.tensor(sorted(chosen), dtype=torch.long)
 
 
 def _are_plenty(anchors: Anchors, wanted: int) -> bool:

@@ -29,7 +29,7 @@ from lerobot_craft.training.methods.modules import module_names
 from lerobot_craft.training.methods.stopwatch import Stopwatch
 
 # The drift on frames that are kept out is measured this often in a run, and not more often than every so many steps.
-_MEASUREMENTS, _STEPS_BETWEEN = 50, 5
+_MEASUREMENTS, _STEPS_BETWEEN = 25, 5
 
 
 class Constrained(Method):
