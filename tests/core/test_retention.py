@@ -144,7 +144,9 @@ def test_a_sum_is_the_merge_without_a_second_gradient(policy, data):
 
 
 def test_multipliers_may_follow_anchors_that_no_step_visits(policy, data):
-    step = make_step(policy, Dual(rule="ratio", lambda_min=0.1, lambda_lr=1.0), follows_anchors=False)
+    step = make_step(
+        policy, Dual(rule="ratio", lambda_min=0.1, lambda_lr=1.0, proportional_gain=0.0), follows_anchors=False
+    )
     step.epsilon = lambda number: 0.5
     take(step, policy, data)
     assert step.multipliers.values == [1.0]

@@ -64,6 +64,19 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
     return (_ANCHORS_OF_TOKENS if adapter.output_kind == "logits" else _ANCHORS) + (old_frames or 0)
 
 
+def anchor_batch_size(asked: int, batch_size: int, adapter: PolicyAdapter) -> int:
+    """Anchors of a step: as many as were asked for, or (0) a quarter of the new samples (decision 0033).
+
+    A policy that answers in tokens gets as many anchors as new samples.
+    """
+    return asked or (batch_size if adapter.output_kind == "logits" else max(1, batch_size // 4))
+
+
+def num_draws(asked: int | None, visits: int, anchors: int) -> int:
+    """Draws of an anchor: as many as were asked for, or (None) no more than a training of so many visits makes."""
+    return asked or min(BuildConfig.num_draws, max(1, visits // anchors))
+
+
 def most_visits(adapter: PolicyAdapter) -> float | None:
     """How many times as often as other anchors one of a few old frames may be visited; None: however often."""
     return _VISITS_OF_TOKENS if adapter.output_kind == "logits" else None

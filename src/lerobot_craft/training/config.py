@@ -2,7 +2,7 @@
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -61,6 +61,9 @@ _AT_LEAST_ZERO = (
     "remember",
     "check_ranks_freq",
 )
+# What is left open of the multipliers: see `dual_rule`.
+_RATIO = Dual("ratio", lambda_lr=0.3, lambda_min=0.1, fall_rate=0.5, proportional_gain=2.0)
+_FLOORED = Dual("ascent", lambda_lr=0.01, lambda_min=0.0, fall_rate=1.0, proportional_gain=1.0)
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
 
 
@@ -86,7 +89,8 @@ class CraftConfig:
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Anchors per anchor step (and rank); 0: as many as new samples, --batch_size.
+    # Anchors per anchor step (and rank); 0: a quarter of the new samples (--batch_size), of a policy that answers in
+    # tokens (pi0_fast) as many.
     anchor_batch_size: int = 0
     # K: every K-th step visits anchors.
     retention_freq: int = 1
@@ -146,32 +150,34 @@ class CraftConfig:
     freeze_readout: bool | None = None
     # For action: logits kept per token.
     top_k: int = 64
-    # For action: (noise, time) draws per anchor.
-    num_draws: int = 8
+    # For action: (noise, time) draws per anchor. Unset: as many as there are visits of an anchor, at most 8.
+    num_draws: int | None = None
 
     # true: a multiplier for each old task | false: one for all.
     lambda_per_task: bool = True
-    # How multipliers move: ascent | pi | log.
-    dual_rule: str = "ascent"
+    # How multipliers move: ascent | pi | log | ratio. What is left open of the next ones depends on what is known: real
+    # old frames that are kept out of training are followed by ratio, up and down; else ascent, and no multiplier falls
+    # below where it starts.
+    dual_rule: str | None = None
     # Where multipliers start.
     initial_lambda: float = 3.0
-    # How fast they move.
-    lambda_lr: float = 0.01
-    # Unset: where it starts, so that it may rise but not fall below.
+    # How fast they move. Unset: 0.3 for ratio, else 0.01.
+    lambda_lr: float | None = None
+    # Unset: 0.1 for ratio, else where it starts.
     lambda_min: float | None = None
     # The largest value of a multiplier.
     lambda_max: float = 10.0
-    # Falling multipliers move this much slower than rising ones.
-    lambda_fall_rate: float = 1.0
-    # Of pi: the proportional gain, relative to lambda_lr.
-    lambda_gain: float = 1.0
-    # Of pi: the share of the old value in the moving average.
+    # Falling multipliers move this much slower than rising ones. Unset: 0.5 for ratio, else 1.
+    lambda_fall_rate: float | None = None
+    # Of pi and ratio: the proportional gain, relative to lambda_lr. Unset: 2 for ratio, else 1.
+    lambda_gain: float | None = None
+    # Of pi and ratio: the share of the old value in the moving average.
     lambda_smoothing: float = 0.0
 
-    # The budget of the drift at the first step.
-    epsilon_start: float = 1.0
-    # The budget at the end.
-    epsilon_end: float = 0.1
+    # The budget of the drift at the first step. Unset: with ratio that of the end, else 1.
+    epsilon_start: float | None = None
+    # The budget at the end. Unset: 0.5 with ratio, else 0.1.
+    epsilon_end: float | None = None
     # Steps from one to the other; 0: all steps.
     epsilon_decay_steps: int = 0
     # How it falls: linear | cosine | exponential.
@@ -180,13 +186,14 @@ class CraftConfig:
     epsilon_unit: str = "teacher"
 
     # Take from the task gradient what points against the retention gradient, where their cosine is below the threshold.
-    # Stricter than the budget: drift may then stop growing long before it (decision 0003).
-    use_grad_projection: bool = True
+    # Stricter than the budget: drift may then stop growing long before it (decision 0003). Without it the two gradients
+    # are added, which takes no memory for a second one.
+    use_grad_projection: bool = False
     # The cosine of the two gradients below which they conflict.
     conflict_threshold: float = -0.1
     # weighted: g_t + lambda g_r | equal: (g_t + g_r) / 2 | task_priority: g_t + min(lambda, 1) g_r.
     projection_mode: str = "weighted"
-    # Bound on the task gradient before merging. Unset: the optimizer's grad_clip_norm.
+    # Bound on the task gradient before merging. Unset: with projection the optimizer's grad_clip_norm, else none.
     task_max_norm: float | None = None
     # Bound on the weighted retention gradient. Unset: the same.
     retention_max_norm: float | None = None
@@ -234,8 +241,7 @@ class CraftConfig:
             epsilon_schedule(
                 0,
                 1,
-                self.epsilon_start,
-                self.epsilon_end,
+                *self.budget(),
                 self.epsilon_decay_steps,
                 self.epsilon_decay,  # type: ignore[arg-type]
             )
@@ -264,21 +270,36 @@ class CraftConfig:
             if not 0 < getattr(self, name) < math.inf:
                 raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
 
+    def following(self) -> "CraftConfig":
+        """The same where multipliers follow the drift on real frames that are kept out of training."""
+        return replace(self, dual_rule=self.dual_rule or "ratio")
+
     def dual(self) -> Dual:
-        """The multipliers' rule."""
+        """The multipliers' rule, with what was left open."""
+        rule = self.dual_rule or "ascent"
+        preset = _RATIO if rule == "ratio" else _FLOORED
         lambda_min = self.lambda_min
-        if lambda_min is None:
+        if lambda_min is None and rule == "ratio":
+            lambda_min = min(preset.lambda_min, self.initial_lambda)
+        elif lambda_min is None:
             lambda_min = self.initial_lambda if 0 <= self.initial_lambda <= self.lambda_max else 0.0  # refused there
         return Dual(
-            rule=self.dual_rule,  # type: ignore[arg-type]  # checked there
+            rule=rule,  # type: ignore[arg-type]  # checked there
             initial_lambda=self.initial_lambda,
-            lambda_lr=self.lambda_lr,
+            lambda_lr=preset.lambda_lr if self.lambda_lr is None else self.lambda_lr,
             lambda_min=lambda_min,
             lambda_max=self.lambda_max,
-            fall_rate=self.lambda_fall_rate,
-            proportional_gain=self.lambda_gain,
+            fall_rate=preset.fall_rate if self.lambda_fall_rate is None else self.lambda_fall_rate,
+            proportional_gain=preset.proportional_gain if self.lambda_gain is None else self.lambda_gain,
             smoothing=self.lambda_smoothing,
         )
+
+    def budget(self) -> tuple[float, float]:
+        """At the first step and at the end."""
+        follows = self.dual_rule == "ratio"
+        end = (0.5 if follows else 0.1) if self.epsilon_end is None else self.epsilon_end
+        start = (end if follows else 1.0) if self.epsilon_start is None else self.epsilon_start
+        return start, end
 
     def surgery(self, grad_clip_norm: float) -> Surgery:
         """How the two gradients are merged; `grad_clip_norm` bounds each unless told otherwise, and their sum."""
@@ -303,8 +324,7 @@ class CraftConfig:
         return epsilon_schedule(
             step,
             total_steps,
-            self.epsilon_start,
-            self.epsilon_end,
+            *self.budget(),
             self.epsilon_decay_steps,
             self.epsilon_decay,  # type: ignore[arg-type]  # checked there
         )
@@ -339,6 +359,6 @@ class CraftConfig:
             pooling=self.pooling,
             per_token=self.per_token,
             top_k=self.top_k,
-            num_draws=self.num_draws,
+            num_draws=self.num_draws or BuildConfig.num_draws,
             seed=seed,
         )

@@ -18,9 +18,14 @@ class DocumentsConfig(CraftConfig):
     num_anchors: int | None = DocumentsBuild.num_samples
     walked_states: float = DocumentsBuild.walked_states
     drawn_states: float = DocumentsBuild.drawn_states
-    num_draws: int = DocumentsBuild.num_draws
+    num_draws: int | None = DocumentsBuild.num_draws
+    dual_rule: str | None = "ascent"
     initial_lambda: float = 1.0
+    lambda_lr: float | None = 0.01
     lambda_min: float | None = 0.0
+    epsilon_start: float | None = 1.0
+    epsilon_end: float | None = 0.1
+    use_grad_projection: bool = True
 
 
 def config_class(flags: Sequence[str]) -> type[CraftConfig]:

@@ -1,5 +1,6 @@
 """CRaFT itself: fine-tuning under the constraint that the student's values on the anchors stay within a budget."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
 from lerobot_craft.training.anchoring.checks import StartReport, check_start
-from lerobot_craft.training.anchoring.probe import ActionDrift, ActionProbe
+from lerobot_craft.training.anchoring.probe import ActionDrift, ActionProbe, spared
 from lerobot_craft.training.anchoring.source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
@@ -71,6 +72,9 @@ class Constrained(Method):
         self._adapter = adapter_for(context.teacher.config)
         self.anchors = open_anchors(context)
         retained = self.anchors.retained
+        if self.measures_real_frames():
+            config = config.following()
+            self.context = dataclasses.replace(context, config=config)
         self.loss_type = config.loss_type or retained.loss_types(self._adapter)[0]
         self.start_report = check_start(context, self.anchors, self.loss_type)
         several = len(retained.layers) > 1
@@ -94,9 +98,16 @@ class Constrained(Method):
         self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
 
+    def measures_real_frames(self) -> bool:
+        """Whether the drift of what it retains is measured on real old frames that are kept out of training."""
+        config, remembered = self.context.config, self.context.remembered
+        if self.anchors.retained.mode != "action" or config.probe_anchors == 0:
+            return False
+        return len(spared(self.anchors)) > 0 if remembered is None else remembered.measured is not None
+
     def watch(self, probe: ActionProbe | None) -> None:
         """Let the multipliers follow the drift on real old frames that are kept out of training, if it is measured."""
-        if probe is not None and probe.real and self.anchors.retained.mode == "action":
+        if probe is not None and probe.real and self.measures_real_frames():
             self._held_out = probe
             self._step.follows_anchors = False
 

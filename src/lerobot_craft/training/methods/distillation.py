@@ -29,6 +29,10 @@ class LearningWithoutForgetting(Constrained):
     def old_anchors(self) -> None:
         """None: its anchors are frames of the new task."""
 
+    def measures_real_frames(self) -> bool:
+        """No: its weight is fixed, and its anchors are frames of the new task."""
+        return False
+
     @property
     def asked(self) -> Context:
         """With the flags of the old tasks, which it does not use."""

@@ -202,14 +202,14 @@ def _anchor_lines(
 
 def _constraint_lines(config: CraftConfig) -> list[str]:
     each = "one per old task" if config.lambda_per_task else "one in all"
-    floor = f", min: {config.dual().lambda_min:g}" if config.dual().lambda_min else ""
+    dual, (first, last) = config.dual(), config.budget()
+    floor = f", min: {dual.lambda_min:g}" if dual.lambda_min else ""
     duration = f"{config.epsilon_decay_steps} steps" if config.epsilon_decay_steps else "all steps"
     return [
         f"Retention Mode: {config.retention_mode}",
-        f"Initial lambda: {config.initial_lambda:g} ({each}, rule {config.dual_rule})",
-        f"Lambda lr: {config.lambda_lr:g}, max: {config.lambda_max:g}{floor}",
-        f"Epsilon: {config.epsilon_start:g} -> {config.epsilon_end:g} ({config.epsilon_decay} over {duration}; "
-        f"{budget_unit(config)})",
+        f"Initial lambda: {config.initial_lambda:g} ({each}, rule {dual.rule})",
+        f"Lambda lr: {dual.lambda_lr:g}, max: {config.lambda_max:g}{floor}",
+        f"Epsilon: {first:g} -> {last:g} ({config.epsilon_decay} over {duration}; {budget_unit(config)})",
         f"Gradient projection: {'on' if config.use_grad_projection else 'off'}",
         f"Conflict threshold: {config.conflict_threshold:g} (cosine)",
         f"Merge mode: {config.projection_mode}",
