@@ -57,7 +57,7 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> None
 
 
 def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
-    """What was left open, as this run has it. Checkpoints keep it, so a resumed run of other length has these anchors."""
+    """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
     adapter = adapter_for(cfg.policy)
     size = anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
     visits = cfg.steps // craft.retention_freq * size * ranks

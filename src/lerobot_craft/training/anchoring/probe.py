@@ -1,7 +1,7 @@
 """Drift of the policy's actions on a few fixed anchors, whatever is retained: what hidden states only stand for.
 
 Where the policy has a memory, or there is an old dataset, these are real old frames that are kept out of training.
-Else, where there are plenty of anchors that cost nothing (frames of the new task under old instructions), a few of these
+Else, where there are plenty of anchors that cost nothing (frames of the new task under old instructions), a few of them
 are kept out. A policy may learn its anchors by heart, and the drift on those that hold it does not show that.
 """
 
