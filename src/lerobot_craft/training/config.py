@@ -125,10 +125,10 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions.
-    walked_states: float = 0.5
-    # For cross: share of states that are drawn (on walks: what is not the robot's own).
-    drawn_states: float = 0.7
+    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5, beside a memory 0.
+    walked_states: float | None = None
+    # For cross: share of states that are drawn (on walks: what is not the robot's own). Unset: 0.7, beside a memory 0.
+    drawn_states: float | None = None
     # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
     # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
     draw_from: str = "auto"
@@ -339,8 +339,11 @@ class CraftConfig:
         old = bool(self.old_dataset.repo_id) or has_memory
         return resolve_source(self.anchor_source, old=old, new=reads_instruction)
 
-    def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
-        """The same wishes as flags of `craft cache build`."""
+    def build_config(
+        self, output_dir: Path, new_dataset: DatasetFlags, seed: int, *, has_memory: bool = False
+    ) -> BuildConfig:
+        """The same as a configuration of `craft cache build`. Beside real frames no state is made up (decision 0033)."""
+        walked, drawn = (0.0, 0.0) if has_memory else (BuildConfig.walked_states, BuildConfig.drawn_states)
         return BuildConfig(
             output_dir=output_dir,
             dataset=self.old_dataset,
@@ -349,8 +352,8 @@ class CraftConfig:
             anchor_source=self.anchor_source,
             old_frames=self.old_frames,
             old_instructions=self.old_instructions,
-            walked_states=self.walked_states,
-            drawn_states=self.drawn_states,
+            walked_states=walked if self.walked_states is None else self.walked_states,
+            drawn_states=drawn if self.drawn_states is None else self.drawn_states,
             draw_from=self.draw_from,
             state_jitter=self.state_jitter,
             retention_mode=self.retention_mode,
