@@ -24,6 +24,9 @@ from lerobot_craft.teacher.load import Teacher
 
 logger = logging.getLogger(__name__)
 
+_DRAWN, _WALKED = 0.7, 0.5  # shares of made-up states, for a policy that sees nothing
+_BLANK = 1e-3  # standard deviation of pixels in [0, 1]
+
 
 @dataclass(frozen=True)
 class OldFrames:
@@ -63,6 +66,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
+    drawn, walked = _made_states(config, new, opened is not None)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
@@ -70,11 +74,11 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         [_source(data) for data in old],
         [_source(data) for data in new],
         _instructions_to_keep(config) if memory is None else memory.instructions,
-        config.drawn_states,
+        drawn,
         config.state_jitter,
         config.old_frames,
-        config.walked_states,
-        _walk_length(config, teacher, new),
+        walked,
+        _walk_length(teacher, new) if walked and new else 1,
         draws_from_old(config.draw_from, config.anchor_source, adapter),
         first=0 if opened is None else 1,
     )
@@ -86,10 +90,29 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
     )
 
 
-def _walk_length(config: BuildConfig, teacher: Teacher, new: Sequence[OpenDataset]) -> int:
+def _made_states(config: BuildConfig, new: Sequence[OpenDataset], has_memory: bool) -> tuple[float, float]:
+    """Shares of cross anchors whose states are drawn, and of those that lie on walks.
+
+    A state that is made up contradicts the picture beside it, so by default states are made up only for a policy that is
+    told everything by its state (decision 0033).
+    """
+    seeing = has_memory or any(_shows_something(opened) for opened in new)
+    drawn, walked = (0.0, 0.0) if seeing else (_DRAWN, _WALKED)
+    return (
+        drawn if config.drawn_states is None else config.drawn_states,
+        walked if config.walked_states is None else config.walked_states,
+    )
+
+
+def _shows_something(opened: OpenDataset) -> bool:
+    """Whether a camera's pictures differ, as the dataset's statistics have it; without statistics they count as such."""
+    meta = opened.dataset.meta
+    stats = meta.stats or {}
+    return any(float(np.max(stats.get(key, {}).get("std", 1.0))) > _BLANK for key in meta.camera_keys)
+
+
+def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:
     """Chunks of a walk: as many as a middling episode of the new data has, at least two."""
-    if not config.walked_states or not new:
-        return 1
     lengths = [length for opened in new for length in opened.dataset.meta.episodes["length"]]
     return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
 

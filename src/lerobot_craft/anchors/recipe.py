@@ -118,15 +118,17 @@ class BuildConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn.
-    drawn_states: float = 0.7
+    # Share of the cross anchors whose state is drawn. Unset: 0.7 for a policy that sees nothing (no camera, or pictures
+    # that never change) and has no memory; else 0.
+    drawn_states: float | None = None
     # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
     # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in
     # tokens; else statistics.
     draw_from: str = _AUTO
     # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
-    walked_states: float = 0.5
+    # Unset: 0.5 where drawn_states is 0.7, else 0.
+    walked_states: float | None = None
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0
     # action | hidden | token_ce. With the last two, a layer or a pooling, what is left open is as the documents of the

@@ -41,7 +41,8 @@ class BenchSettings:
         steps: Steps of fine-tuning; None: the policy's own.
         learning_rate: Of fine-tuning, at its highest; None: the policy's own.
         batch_size: None: the policy's own.
-        sweep: Whether each method's knob is tried over its grid.
+        sweep: Whether each method's knob is tried over its grid, to choose one.
+        curve: Whether it is tried over its grid to show all of them: nothing is chosen.
         knobs: Values for knobs, by method.
         swept_on: Scenarios on which they were chosen.
     """
@@ -64,6 +65,7 @@ class BenchSettings:
     learning_rate: float | None = None
     batch_size: int | None = None
     sweep: bool = False
+    curve: bool = False
     knobs: dict[str, float] = field(default_factory=dict)
     swept_on: tuple[str, ...] = ()
 
@@ -82,7 +84,7 @@ class BenchSettings:
 
     def knob_values(self, method: Method) -> tuple[float | None, ...]:
         """Values of a method's knob that are run; None is its own."""
-        if self.sweep and method.knob is not None:
+        if (self.sweep or self.curve) and method.knob is not None:
             return method.knob.grid
         return (self.knobs.get(method.name),)
 

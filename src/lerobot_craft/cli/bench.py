@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--jobs", type=_positive, help="processes (default: as many as there are cores)")
     add("--film", action="store_true", help="filmstrips of every policy, for the page")
     add("--sweep", action="store_true", help="try the grid of each method's knob, and choose; on tuning scenarios only")
+    add("--curve", action="store_true", help="show the whole grid of each method's knob; nothing is chosen")
     add("--knobs", type=Path, metavar="FILE", help="use the knobs that a sweep chose (its sweep.json)")
     add("--old_episodes", type=_positive, help="demonstrations of each old task (default: the policy's)")
     add("--new_episodes", type=_positive, help="demonstrations of a new task (default: the policy's)")
@@ -134,6 +135,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         learning_rate=options.learning_rate,
         batch_size=options.batch_size,
         sweep=options.sweep,
+        curve=options.curve,
         knobs={} if sweep is None else sweep.knobs,
         swept_on=() if sweep is None else tuple(sweep.swept_on),
     )

@@ -125,9 +125,10 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5, beside a memory 0.
+    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5 for a policy that sees
+    # nothing (no camera, or pictures that never change) and has no memory; else 0.
     walked_states: float | None = None
-    # For cross: share of states that are drawn (on walks: what is not the robot's own). Unset: 0.7, beside a memory 0.
+    # For cross: share of states that are drawn (on walks: what is not the robot's own). Unset: likewise 0.7, else 0.
     drawn_states: float | None = None
     # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
     # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
@@ -176,7 +177,7 @@ class CraftConfig:
 
     # The budget of the drift at the first step. Unset: with ratio that of the end, else 1.
     epsilon_start: float | None = None
-    # The budget at the end. Unset: 0.5 with ratio, else 0.1.
+    # The budget at the end. Unset: 1 with ratio, else 0.1.
     epsilon_end: float | None = None
     # Steps from one to the other; 0: all steps.
     epsilon_decay_steps: int = 0
@@ -297,7 +298,7 @@ class CraftConfig:
     def budget(self) -> tuple[float, float]:
         """At the first step and at the end."""
         follows = self.dual_rule == "ratio"
-        end = (0.5 if follows else 0.1) if self.epsilon_end is None else self.epsilon_end
+        end = (1.0 if follows else 0.1) if self.epsilon_end is None else self.epsilon_end
         start = (end if follows else 1.0) if self.epsilon_start is None else self.epsilon_start
         return start, end
 
@@ -339,11 +340,8 @@ class CraftConfig:
         old = bool(self.old_dataset.repo_id) or has_memory
         return resolve_source(self.anchor_source, old=old, new=reads_instruction)
 
-    def build_config(
-        self, output_dir: Path, new_dataset: DatasetFlags, seed: int, *, has_memory: bool = False
-    ) -> BuildConfig:
-        """The same as a configuration of `craft cache build`. Beside real frames no state is made up (decision 0033)."""
-        walked, drawn = (0.0, 0.0) if has_memory else (BuildConfig.walked_states, BuildConfig.drawn_states)
+    def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
+        """The same as a configuration of `craft cache build`."""
         return BuildConfig(
             output_dir=output_dir,
             dataset=self.old_dataset,
@@ -352,8 +350,8 @@ class CraftConfig:
             anchor_source=self.anchor_source,
             old_frames=self.old_frames,
             old_instructions=self.old_instructions,
-            walked_states=walked if self.walked_states is None else self.walked_states,
-            drawn_states=drawn if self.drawn_states is None else self.drawn_states,
+            walked_states=self.walked_states,
+            drawn_states=self.drawn_states,
             draw_from=self.draw_from,
             state_jitter=self.state_jitter,
             retention_mode=self.retention_mode,

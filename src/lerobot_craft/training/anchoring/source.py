@@ -134,9 +134,8 @@ def _open_cached(context: Context) -> Anchors:
 def _job(context: Context, directory: Path) -> Job:
     new = context.train.dataset
     new_dataset = DatasetFlags(new.repo_id, str(new.root or ""), new.revision)
+    build = context.config.build_config(directory, new_dataset, context.seed)
     remembered = context.remembered
-    has_memory = remembered is not None and remembered.held is not None
-    build = context.config.build_config(directory, new_dataset, context.seed, has_memory=has_memory)
     if remembered is None:
         return prepare(build, context.teacher)
     build = _with_room(build, len(remembered.held or ()), context)
