@@ -25,7 +25,7 @@ def job_of(anchor_data, tmp_path, teacher, **options):
 
 
 def test_mates_have_the_states_of_their_frames(anchor_data, tmp_path, teachers):
-    job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=0.0)
+    job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=0.0, drawn_states=0.7)
     mates = job.make_states(job.teacher.policy).mates
     rows = np.flatnonzero(job.plan.mate >= 0)
     assert len(rows) > 20
@@ -36,14 +36,16 @@ def test_mates_have_the_states_of_their_frames(anchor_data, tmp_path, teachers):
 
 
 def test_where_nothing_is_made_there_is_nothing(anchor_data, tmp_path, teachers):
-    job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=0.0, draw_from="statistics")
+    job = job_of(
+        anchor_data, tmp_path, teachers("pi0_fast"), walked_states=0.0, drawn_states=0.7, draw_from="statistics"
+    )
     made = job.make_states(job.teacher.policy)
     assert made.walked is made.mates is None
 
 
 def test_walks_from_old_frames_move_as_the_new_data_do(anchor_data, tmp_path, teachers, monkeypatch):
     """Frames of an old dataset may be few and far apart: nothing can be learned from them about motion."""
-    job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=1.0)
+    job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=1.0, drawn_states=0.7)
     plan, fit_motion, fitted = job.plan, teacher_walk.fit_motion, []
 
     def noting(states, *rest):

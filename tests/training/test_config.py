@@ -36,16 +36,18 @@ SPECIFIED = {
 }
 # Where the bench knows better (docs/bench.md).
 MEASURED = {
-    "anchor_batch_size": 0,  # as many as new samples
+    "anchor_batch_size": 0,  # by the policy: tests/anchors/test_recipe.py
     "retention_freq": 1,
     "retention_mode": "action",
     "anchor_source": "auto",
     "num_anchors": None,  # by the policy: tests/anchors/test_recipe.py
-    "walked_states": 0.5,
-    "drawn_states": 0.7,
-    "num_draws": 8,
+    "walked_states": None,  # by what the policy sees: tests/anchors/test_prepare.py
+    "drawn_states": None,
+    "num_draws": None,  # by the length of training
+    "dual_rule": None,  # by what there is to measure on
     "initial_lambda": 3.0,
     "lambda_min": None,  # where it starts
+    "use_grad_projection": False,
 }
 # Another value than the default for every setting, all of them valid together.
 OTHER = {
@@ -93,7 +95,7 @@ OTHER = {
     "epsilon_decay_steps": 10,
     "epsilon_decay": "cosine",
     "epsilon_unit": "absolute",
-    "use_grad_projection": False,
+    "use_grad_projection": True,
     "conflict_threshold": -0.5,
     "projection_mode": "equal",
     "task_max_norm": 2.5,
@@ -169,7 +171,7 @@ REFUSED = {
     "pooling": (["none", "max"], r"--craft.pooling must be one of (?!.*none,).*mean_image_tokens.*; got '(none|max)'"),
     "top_k": ([0], r"--craft.top_k must be at least 1; got 0"),
     "num_draws": ([0], r"--craft.num_draws must be at least 1; got 0"),
-    "dual_rule": (["adam"], r"--craft.dual_rule must be one of ascent, pi, log; got 'adam'"),
+    "dual_rule": (["adam"], r"--craft.dual_rule must be one of ascent, pi, log, ratio; got 'adam'"),
     "initial_lambda": (
         [-0.1, 10.1, math.nan],
         r"--craft: initial_lambda must lie in \[0.0, 10.0\]",
@@ -248,14 +250,33 @@ def test_the_multipliers_rule_gets_every_setting_of_its_own():
 
 
 def test_each_gradient_and_their_sum_are_bounded_by_the_optimizers_clip():
-    assert CraftConfig().surgery(1.0) == Surgery(True, -0.1, "weighted", 1.0, 1.0, 1.0)
-    assert CraftConfig(**OTHER).surgery(1.0) == Surgery(False, -0.5, "equal", 2.5, 1.5, 1.0)
+    assert CraftConfig(use_grad_projection=True).surgery(1.0) == Surgery(True, -0.1, "weighted", 1.0, 1.0, 1.0)
+    assert CraftConfig(**OTHER).surgery(1.0) == Surgery(True, -0.5, "equal", 2.5, 1.5, 1.0)
+
+
+def test_without_projection_only_the_sum_is_bounded():
+    assert CraftConfig().surgery(1.0) == Surgery(use_grad_projection=False, merged_max_norm=1.0)
+    assert CraftConfig().surgery(1.0).is_sum
+    assert not CraftConfig(retention_max_norm=2.0).surgery(1.0).is_sum
+    assert not CraftConfig(projection_mode="equal").surgery(1.0).is_sum
+
+
+def test_what_is_left_open_depends_on_whether_multipliers_follow_real_frames():
+    floored, following = CraftConfig(), CraftConfig().following()
+    assert floored.dual() == Dual("ascent", 3.0, 0.01, 3.0, 10.0)
+    assert floored.budget() == (1.0, 0.1)
+    assert following.dual() == Dual("ratio", 3.0, 0.3, 0.1, 10.0, fall_rate=0.5, proportional_gain=2.0)
+    assert following.budget() == (1.0, 1.0)
+    assert CraftConfig(epsilon_end=0.2).following().budget() == (0.2, 0.2)
+    assert CraftConfig(dual_rule="ascent").following() == CraftConfig(dual_rule="ascent")
+    assert CraftConfig(initial_lambda=0.05).following().dual().lambda_min == 0.05
 
 
 @pytest.mark.parametrize("clips_nothing", [0.0, -1.0])
 def test_where_lerobot_clips_nothing_there_is_no_bound(clips_nothing):
-    assert CraftConfig().surgery(clips_nothing) == Surgery()
-    assert CraftConfig(task_max_norm=2.0).surgery(clips_nothing) == Surgery(task_max_norm=2.0)
+    config = CraftConfig(use_grad_projection=True)
+    assert config.surgery(clips_nothing) == Surgery()
+    assert dataclasses.replace(config, task_max_norm=2.0).surgery(clips_nothing) == Surgery(task_max_norm=2.0)
 
 
 def test_the_budget_falls_over_all_steps_or_over_those_that_are_given():

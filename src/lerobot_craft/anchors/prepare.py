@@ -93,8 +93,8 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
 def _made_states(config: BuildConfig, new: Sequence[OpenDataset], has_memory: bool) -> tuple[float, float]:
     """Shares of cross anchors whose states are drawn, and of those that lie on walks.
 
-    A state that is made up contradicts the picture beside it, so by default states are made up only for a policy that is
-    told everything by its state (decision 0033).
+    A state that is made up contradicts the picture beside it. So by default that is done only for a policy that knows
+    everything from its state (decision 0033).
     """
     seeing = has_memory or any(_shows_something(opened) for opened in new)
     drawn, walked = (0.0, 0.0) if seeing else (_DRAWN, _WALKED)
@@ -105,7 +105,7 @@ def _made_states(config: BuildConfig, new: Sequence[OpenDataset], has_memory: bo
 
 
 def _shows_something(opened: OpenDataset) -> bool:
-    """Whether a camera's pictures differ, as the dataset's statistics have it; without statistics they count as such."""
+    """Whether a camera's pictures differ, by the dataset's statistics; without statistics they are taken to."""
     meta = opened.dataset.meta
     stats = meta.stats or {}
     return any(float(np.max(stats.get(key, {}).get("std", 1.0))) > _BLANK for key in meta.camera_keys)

@@ -72,7 +72,8 @@ class Constrained(Method):
         self._adapter = adapter_for(context.teacher.config)
         self.anchors = open_anchors(context)
         retained = self.anchors.retained
-        if self.measures_real_frames():
+        # A policy that answers in tokens acts differently at drifts far below 1 (decision 0023): its floor stays.
+        if self.measures_real_frames() and self._adapter.output_kind != "logits":
             config = config.following()
             self.context = dataclasses.replace(context, config=config)
         self.loss_type = config.loss_type or retained.loss_types(self._adapter)[0]
