@@ -47,7 +47,7 @@ MEASURED = {
     "dual_rule": None,  # by what there is to measure on
     "initial_lambda": 3.0,
     "lambda_min": None,  # where it starts
-    "use_grad_projection": False,
+    "use_grad_projection": None,  # by the policy
 }
 # Another value than the default for every setting, all of them valid together.
 OTHER = {

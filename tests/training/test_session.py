@@ -50,11 +50,11 @@ def test_what_a_method_draws_before_the_first_step_changes_nothing_after_it(
     assert losses(tmp_path / "drawing") == losses(tmp_path / "plain")
 
 
-def test_as_many_anchors_as_new_samples_unless_told_otherwise(train_flags, craft_train, old_data, tmp_path, capfd):
-    assert craft_train(*train_flags("smolvla", tmp_path / "run", batch_size=3, steps=1), *OWN, *old_data) == 0
-    assert "Anchor batch size: 3\n" in capfd.readouterr().err
-    saved = tmp_path / "run/checkpoints/last/pretrained_model" / CRAFT_CONFIG_FILE
-    assert json.loads(saved.read_text())["anchor_batch_size"] == 3
+def test_what_is_left_open_is_settled_and_kept_with_the_checkpoint(train_flags, craft_train, old_data, tmp_path, capfd):
+    assert craft_train(*train_flags("smolvla", tmp_path / "run", batch_size=9, steps=1), *OWN, *old_data) == 0
+    assert "Anchor batch size: 2\n" in capfd.readouterr().err
+    saved = json.loads((tmp_path / "run/checkpoints/last/pretrained_model" / CRAFT_CONFIG_FILE).read_text())
+    assert (saved["anchor_batch_size"], saved["num_draws"], saved["use_grad_projection"]) == (2, 1, False)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
-    drawn, walked = _made_states(config, new, opened is not None)
+    drawn, walked = _made_states(config, adapter, new, opened is not None)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
@@ -90,14 +90,17 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
     )
 
 
-def _made_states(config: BuildConfig, new: Sequence[OpenDataset], has_memory: bool) -> tuple[float, float]:
+def _made_states(
+    config: BuildConfig, adapter: PolicyAdapter, new: Sequence[OpenDataset], has_memory: bool
+) -> tuple[float, float]:
     """Shares of cross anchors whose states are drawn, and of those that lie on walks.
 
     A state that is made up contradicts the picture beside it. So by default that is done only for a policy that knows
-    everything from its state (decision 0033).
+    everything from its state, and for one that answers in tokens, which lost skills without (decision 0033).
     """
     seeing = has_memory or any(_shows_something(opened) for opened in new)
-    drawn, walked = (0.0, 0.0) if seeing else (_DRAWN, _WALKED)
+    makes_up = adapter.output_kind == "logits" or not seeing
+    drawn, walked = (_DRAWN, _WALKED) if makes_up else (0.0, 0.0)
     return (
         drawn if config.drawn_states is None else config.drawn_states,
         walked if config.walked_states is None else config.walked_states,

@@ -118,8 +118,8 @@ class BuildConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn. Unset: 0.7 for a policy that sees nothing (no camera, or pictures
-    # that never change) and has no memory; else 0.
+    # Share of the cross anchors whose state is drawn. Unset: 0.7 for a policy that answers in tokens, or that sees
+    # nothing (no camera, or pictures that never change) and has no memory; else 0.
     drawn_states: float | None = None
     # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
     # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in

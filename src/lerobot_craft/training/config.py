@@ -125,8 +125,8 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5 for a policy that sees
-    # nothing (no camera, or pictures that never change) and has no memory; else 0.
+    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5 for a policy that answers
+    # in tokens, or that sees nothing (no camera, or pictures that never change) and has no memory; else 0.
     walked_states: float | None = None
     # For cross: share of states that are drawn (on walks: what is not the robot's own). Unset: likewise 0.7, else 0.
     drawn_states: float | None = None
@@ -188,8 +188,8 @@ class CraftConfig:
 
     # Take from the task gradient what points against the retention gradient, where their cosine is below the threshold.
     # Stricter than the budget: drift may then stop growing long before it (decision 0003). Without it the two gradients
-    # are added, which takes no memory for a second one.
-    use_grad_projection: bool = False
+    # are added, which takes no memory for a second one. Unset: only for a policy that answers in tokens (pi0_fast).
+    use_grad_projection: bool | None = None
     # The cosine of the two gradients below which they conflict.
     conflict_threshold: float = -0.1
     # weighted: g_t + lambda g_r | equal: (g_t + g_r) / 2 | task_priority: g_t + min(lambda, 1) g_r.
@@ -306,7 +306,7 @@ class CraftConfig:
         """How the two gradients are merged; `grad_clip_norm` bounds each unless told otherwise, and their sum."""
         clip = grad_clip_norm if grad_clip_norm > 0 else math.inf  # lerobot: 0 clips nothing
         return Surgery(
-            use_grad_projection=self.use_grad_projection,
+            use_grad_projection=bool(self.use_grad_projection),
             conflict_threshold=self.conflict_threshold,
             projection_mode=self.projection_mode,  # type: ignore[arg-type]  # checked there
             task_max_norm=self._bound(self.task_max_norm, clip),

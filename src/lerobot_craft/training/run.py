@@ -62,7 +62,8 @@ def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     size = anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
     visits = cfg.steps // craft.retention_freq * size * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
-    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws)
+    projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection
+    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)
 
 
 def _run(session: Session) -> None:

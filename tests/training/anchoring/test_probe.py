@@ -221,9 +221,22 @@ def test_plenty_of_made_anchors_spare_those_of_the_probe(source, started, build,
     assert visited(resumed) == visited(anchors)
 
 
-def test_old_frames_and_few_anchors_are_all_trained_on(started, build, tmp_path):
+def test_real_frames_are_spared_and_measured_on_where_there_are_enough(started, build, tmp_path):
+    cache = build("smolvla", "plenty", retention_mode="action", anchor_source="dataset", num_samples=66)
+    context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=1)
+    before = visited(anchors)
+    probe = ActionProbe.prepare(context, anchors, tmp_path)
+    assert probe.real
+    assert probe.held_out
+    assert probe.measured_on == f"measured on {probe.num_anchors} real frames kept out of training"
+    assert probe.num_anchors >= 4
+    assert visited(anchors) == before - set(spared(anchors).tolist())
+
+
+def test_few_old_frames_and_few_anchors_are_all_trained_on(started, build, tmp_path):
     for source, wanted in (("dataset", 1), ("cross", 4)):
-        cache = build("smolvla", source, retention_mode="action", anchor_source=source, num_samples=66)
+        number = 18 if source == "dataset" else 66
+        cache = build("smolvla", f"few-{source}", retention_mode="action", anchor_source=source, num_samples=number)
         context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=wanted)
         before = visited(anchors)
         assert not ActionProbe.prepare(context, anchors, tmp_path / source).held_out
