@@ -53,6 +53,7 @@ OTHER = {
     "method": "l2sp",
     "normalization": "merge",
     "preload": True,
+    "save_minutes": 2.5,
     "anchor_cache_dir": Path("caches/a=b"),
     "anchor_batch_size": 3,
     "retention_freq": 2,
