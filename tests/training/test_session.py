@@ -114,7 +114,7 @@ def test_another_frame_rate_and_a_camera_that_nobody_reads_are_said_at_the_start
     said = " ".join(capfd.readouterr().err.split())
     assert (
         "local/old has 10 frames per second and the new data local/new have 25: one action lasts 0.1 s in the old "
-        "tasks and 0.04 s in the new. The policy cannot tell, so at either rate the robot does the other tasks 2.5 times"
+        "tasks and 0.04 s in the new. The policy cannot tell, so at either rate the robot does the other tasks 2.5 "
     ) in said
     assert f"the new dataset has the camera {WRIST}, which this act does not read" in said
     assert f"(it reads {TOP})" in said

@@ -76,6 +76,20 @@ def unread_cameras(
     return [name for name in cameras if names.get(name, name) not in read]
 
 
+def dimension_names(
+    present: Mapping[str, Mapping[str, Any]], rename_map: Mapping[str, str] | None = None
+) -> dict[str, list[str]]:
+    """What a dataset (`dataset.meta.features`) calls the dimensions of its vectors, by the policy's feature names."""
+    found = {}
+    for name, feature in present.items():
+        names = feature.get("names")
+        if isinstance(names, Mapping):  # {"motors": [...]}, as converted datasets have it
+            names = next(iter(names.values()), None)
+        if isinstance(names, list | tuple) and (len(names),) == tuple(feature["shape"]):
+            found[(rename_map or {}).get(name, name)] = [str(each) for each in names]
+    return found
+
+
 def _is_data(name: str) -> bool:
     return name == "action" or name.startswith("observation.")
 

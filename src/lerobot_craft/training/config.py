@@ -298,10 +298,10 @@ class CraftConfig:
         )
 
     def epsilon(self, step: int, total_steps: int) -> float:
-        """The budget at a step, counted from 0."""
+        """The budget at a step, counted from 0; over all steps, the last one has `epsilon_end`."""
         return epsilon_schedule(
             step,
-            total_steps,
+            total_steps - 1,
             self.epsilon_start,
             self.epsilon_end,
             self.epsilon_decay_steps,

@@ -14,6 +14,7 @@ from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
 from lerobot_craft.lerobot_api.datasets import instructions, open_metadata
+from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
@@ -261,7 +262,8 @@ def _processors(
     if policy_of_stats == "keep" and not cfg.resume and accelerator.is_main_process:
         preprocessor = processors[0]
         new, modes = as_stats(dataset.meta.stats, cfg.rename_map), normalization_modes(preprocessor)
-        for line in warning_lines(normalizer_stats(preprocessor), new, modes):
+        names = dimension_names(dataset.meta.features, cfg.rename_map)
+        for line in warning_lines(normalizer_stats(preprocessor), new, modes, names):
             logger.warning("normalization=keep: %s", line)
     return processors
 

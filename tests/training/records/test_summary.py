@@ -31,7 +31,7 @@ def test_the_end_says_what_was_retained_what_it_cost_and_how_to_run_it():
         "End of training: method craft, step 3",
         "What was retained (drift: mean of the last anchor steps against the budget; "
         "1 = the teacher's own error on that task):",
-        "  all old tasks | drift 0.050 of 0.100 (n=2) | action drift 0.001 -> 0.040",
+        "  all old tasks | drift 0.050 of 0.100 (n=2) | action drift at the end 0.040 (0.001 when first measured)",
         "  'open'        | drift 0.125 of 0.100 (n=1) | over budget",
         "What it cost beyond plain fine-tuning:",
         "  time: 0.125 s per step on top of 0.500 s (+25.0%), measured over 4 steps of this process, 2 with anchors; "

@@ -165,7 +165,8 @@ def _fate(outcome: Outcome, epsilon: float | None) -> str:
         parts.append(f"drift {against(outcome.drift, epsilon, ' of ')} (n={outcome.visits})")
     first, last = outcome.first_action_drift, outcome.last_action_drift
     if first is not None and last is not None:
-        parts.append("action drift " + (number(last) if first == last else f"{number(first)} -> {number(last)}"))
+        before = "" if first == last else f" ({number(first)} when first measured)"
+        parts.append(f"action drift at the end {number(last)}{before}")
     if outcome.is_over(epsilon):
         parts.append(OVER_BUDGET)
     return " | ".join(parts)
