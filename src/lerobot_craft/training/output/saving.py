@@ -65,7 +65,7 @@ def save(session: Session, recorder: "Recorder", *, passing: bool = False) -> No
 
 
 def _state(session: Session, origin: Origin, passing: bool) -> dict[str, Any]:
-    state = {"origin": origin.to_json(), "method": session.method.state_dict()}
+    state: dict[str, Any] = {"origin": origin.to_json(), "method": session.method.state_dict()}
     if passing:
         state |= {PASSING: True}
     return state if session.before is None else state | {"memory": session.before.fingerprint()}
