@@ -130,6 +130,12 @@ class WarmProcess:
         """
         if ranks == 1:
             return self.start(argv, log, variables=variables, **options).wait()
+        return _first_failure(self.start_ranks(argv, log, ranks, variables, **options))
+
+    def start_ranks(
+        self, argv: list[str], log: Path, ranks: int, variables: dict[str, str] | None = None, **options
+    ) -> list[Command]:
+        """Start all ranks of a command."""
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         started = []
@@ -137,7 +143,7 @@ class WarmProcess:
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             known = {**(variables or {}), **world, **meeting, **own}
             started.append(self.start(argv, rank_log(log, rank), variables=known, **options))
-        return _first_failure(started)
+        return started
 
     def close(self) -> None:
         self._process.stdin.close()

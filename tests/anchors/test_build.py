@@ -331,3 +331,10 @@ def test_a_teacher_without_statistics_of_the_state_cannot_walk(build, monkeypatc
     monkeypatch.setattr("lerobot_craft.anchors.teacher_walk.normalizer_stats", lambda preprocessor: {})
     with pytest.raises(CraftError, match=r"the teacher has no statistics of observation\.state.*--walked_states=0"):
         build("smolvla", anchor_source="cross", retention_mode="action", walked_states=0.5, num_samples=30)
+
+
+def test_fewer_anchors_than_asked_for_are_told_from_frames(build, caplog):
+    build("smolvla", anchor_source="cross", old_instructions="a; b", num_samples=100, walked_states=0.0)
+    assert "72 anchors instead of 100: 72 made from 36 frames, by 2 old instructions. " in caplog.text
+    build("smolvla", "both", anchor_source="both", num_samples=240, old_frames=220, walked_states=0.0)
+    assert "anchors instead of 240: 108 old frames and 20 made from " in caplog.text

@@ -44,5 +44,5 @@ def test_without_drawing_it_says_why_and_goes_on(monkeypatch):
 def test_without_a_package_it_ends_before_anything_long(monkeypatch):
     absent = {"bench": [Need("mujoco", "", None, False), Need("metaworld", "", "3.0.0", True)]}
     monkeypatch.setattr(demo, "needs", lambda extra: absent.get(extra, []))
-    with pytest.raises(CraftError, match=r"needs mujoco\. Type: pip install '\.\[bench,smolvla\]'"):
+    with pytest.raises(CraftError, match=r"needs mujoco\. Type: pip install 'lerobot-craft\[bench,smolvla\]'"):
         check_machine()

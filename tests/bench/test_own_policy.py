@@ -25,6 +25,8 @@ def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
     craft, rest = split_flags([here.get(word, word) for word in words[2:]])
     cfg, found = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft, "craft train", saved, "craft."))
     assert cfg.dataset.repo_id == NEW_DATA
+    assert not cfg.policy.push_to_hub
+    assert f"--steps={cfg.steps}" in words
     assert (cfg.batch_size, found.anchor_batch_size) == (32, 0)  # as many anchors as new samples
     assert (found.enabled, found.method, found.old_instructions) == (True, "craft", INSTRUCTIONS)
 

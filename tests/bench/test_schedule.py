@@ -212,6 +212,26 @@ if __name__ == "__main__":
     assert [line.partition(": ")[2] for line in others] == ["it needs demos mine"] * 2
 
 
+@pytest.mark.timeout(300)
+def test_a_worker_that_is_stopped_takes_its_semaphores_with_it(tmp_path):
+    (tmp_path / "own.py").write_text("""
+from multiprocessing import get_context
+from pathlib import Path
+from lerobot_craft.bench.demo import demo_settings
+from lerobot_craft.bench.schedule import _Worker
+
+if __name__ != "__main__":
+    LOCK = get_context("spawn").Lock()  # as progress bars have one
+else:
+    worker = _Worker(demo_settings(Path("here"), quick=True, film=False), print)
+    worker._connection.send("no digest of a cell")
+    worker._connection.recv()
+    worker.stop()
+""")
+    ended = subprocess.run([sys.executable, "own.py"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 class Pipe:
     """A worker's end of a pipe on which nothing comes but its end."""
 

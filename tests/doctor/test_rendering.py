@@ -16,7 +16,7 @@ def machine(*working):
 
 def test_without_mujoco_it_is_a_note(surroundings):
     check = check_rendering(None, surroundings, machine("egl"))
-    assert (check.status, check.remedy) == (Status.NOTE, "pip install '.[bench]'  # in a clone of CRaFT")
+    assert (check.status, check.remedy) == (Status.NOTE, "pip install 'lerobot-craft[bench]'")
 
 
 def test_rendering_that_is_switched_off_is_left_alone(surroundings):

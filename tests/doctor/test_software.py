@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.doctor import Status
+from lerobot_craft.doctor import Status, software
 from lerobot_craft.doctor.requirements import Need, installed_version, needs
 from lerobot_craft.doctor.software import (
     EXTRAS,
@@ -72,7 +72,7 @@ def test_requirements():
 
 def test_an_absent_extra_is_a_note_with_its_line():
     check = check_extra("diffusion", [GONE])
-    assert (check.status, check.remedy) == (Status.NOTE, "pip install '.[diffusion]'  # in a clone of CRaFT")
+    assert (check.status, check.remedy) == (Status.NOTE, "pip install 'lerobot-craft[diffusion]'")
     assert check.value == "for diffusion: diffusers not installed"
     assert check_extra("diffusion", [UNFIT]).status is Status.WARN
     assert check_extra("diffusion", [HERE]).status is Status.OK
@@ -105,3 +105,10 @@ def test_of_two_lines_the_one_that_does_not_fit_decides():
     from lerobot_craft.doctor.requirements import _by_name
 
     assert _by_name([HERE, UNFIT, HERE])["torch"] is UNFIT
+
+
+def test_a_line_names_the_clone_where_there_is_one_and_else_the_distribution(monkeypatch):
+    monkeypatch.setattr(software, "_IS_CLONE", True)
+    assert software.installing("pip install av CRAFT") == "pip install av .  # in a clone of CRaFT"
+    monkeypatch.setattr(software, "_IS_CLONE", False)
+    assert software.installing("pip install av CRAFT") == "pip install av lerobot-craft"

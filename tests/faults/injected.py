@@ -188,6 +188,17 @@ def mount_read_only(directory: str) -> None:
             raise OSError(ctypes.get_errno(), "mount")
 
 
+def slow_save(seconds: float) -> None:
+    """Every checkpoint takes so long, and says that it began."""
+    from lerobot_craft.training import loop
+
+    def save(*_: object, **__: object) -> None:
+        print("saving slowly", flush=True)
+        time.sleep(seconds)
+
+    loop.save = save
+
+
 def die() -> None:
     """What no process survives, and of which it is not told."""
     os.kill(os.getpid(), signal.SIGKILL)

@@ -12,7 +12,6 @@ import pytest
 from tests.faults.runs import (
     assert_same_run,
     newest_resume_flags,
-    resume_flags,
     saved_steps,
     unfinished_saves,
     wait_until,
@@ -90,30 +89,6 @@ def test_a_resumed_run_with_data_workers_is_never_killed(killed_at, run_flags, w
     settings = broken / f"checkpoints/{killed_at:06d}/pretrained_model/train_config.json"
     assert warm_process.run(["train", f"--config_path={settings}", "--resume=true"], tmp_path / "log_end") == 0
     assert_same_run(broken, whole)
-
-
-@pytest.mark.slow  # three runs
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_an_interrupted_run_says_so_by_its_exit_code_and_goes_on(
-    number, exit_code, run_flags, warm_process, tmp_path, tally
-):
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-
-    def flags(output):
-        return ["train", *run_flags("smolvla", output, steps=12, save_freq=2)]
-
-    assert warm_process.run(flags(whole), tmp_path / "log") == 0
-    command = warm_process.start(flags(broken), tmp_path / "log_broken")
-    wait_until(lambda: saved_steps(broken), command)
-    time.sleep(0.2)
-    command.send_signal(number)
-    assert command.wait() == exit_code
-    assert "Traceback" not in command.log.read_text()
-    assert not unfinished_saves(broken)
-    assert warm_process.run(["train", *resume_flags(broken)], tmp_path / "log_end") == 0
-    assert_same_run(broken, whole)
-    tally.add(f"{signal.Signals(number).name} to craft train", "resumed: same bits")
 
 
 RESUMED = 50

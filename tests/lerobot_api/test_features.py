@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.features import require_features
+from lerobot_craft.lerobot_api.features import dimension_names, require_features, unread_cameras
 
 TOP, SIDE, STATE = "observation.images.top", "observation.images.side", "observation.state"
 
@@ -96,3 +96,22 @@ def test_a_policy_of_no_robot_in_particular_takes_what_is_narrower():
     assert required(dataset(state=(5,), action=(2,)), config) == []
     with pytest.raises(CraftError, match="another robot"):
         required(dataset(state=(9,)), config)
+
+
+def test_a_camera_that_the_policy_does_not_read_is_named_as_the_dataset_does():
+    wrist = "observation.images.wrist"
+    present = {TOP: {"dtype": "video"}, wrist: {"dtype": "image"}, STATE: {"dtype": "float32"}}
+    assert unread_cameras(policy(), present) == [wrist]
+    assert unread_cameras(policy(), present, {wrist: SIDE}) == []
+
+
+def test_dimensions_are_named_where_the_dataset_names_each_of_them():
+    present = {
+        STATE: {"shape": (2,), "names": {"motors": ["shoulder", "gripper"]}},
+        "action": {"shape": (2,), "names": ["shoulder", "gripper"]},
+        TOP: {"shape": (64, 64, 3), "names": ["height", "width", "channels"]},
+        "odd": {"shape": (2,), "names": ["only one"]},
+        "none": {"shape": (1,), "names": None},
+    }
+    names = ["shoulder", "gripper"]
+    assert dimension_names(present, {"action": "act"}) == {STATE: names, "act": names}

@@ -55,6 +55,7 @@ OTHER = {
     "method": "l2sp",
     "normalization": "merge",
     "preload": True,
+    "save_minutes": 2.5,
     "anchor_cache_dir": Path("caches/a=b"),
     "anchor_batch_size": 3,
     "retention_freq": 2,
@@ -281,11 +282,12 @@ def test_where_lerobot_clips_nothing_there_is_no_bound(clips_nothing):
 
 def test_the_budget_falls_over_all_steps_or_over_those_that_are_given():
     whole = CraftConfig()
-    assert [whole.epsilon(step, 10) for step in (0, 5, 10, 20)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert [whole.epsilon(step, 11) for step in (0, 5, 10, 20)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
+    assert whole.epsilon(0, 1) == 1.0
     short = CraftConfig(epsilon_decay_steps=4)
     assert [short.epsilon(step, 10) for step in (0, 2, 4, 9)] == pytest.approx([1.0, 0.55, 0.1, 0.1])
     cosine = CraftConfig(epsilon_decay="cosine")
-    assert cosine.epsilon(2, 8) == pytest.approx(1 - 0.9 * (1 - math.sqrt(0.5)) / 2)
+    assert cosine.epsilon(2, 9) == pytest.approx(1 - 0.9 * (1 - math.sqrt(0.5)) / 2)
 
 
 # Flag of `craft cache build` -> setting of training; the rest of its flags only change how a cache is written.

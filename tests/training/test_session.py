@@ -7,11 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from lerobot_craft.tiny.datasets import make_local_dataset
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.methods.registry import METHODS
 from lerobot_craft.training.records.journal import read_metrics
 from lerobot_craft.training.settings import CRAFT_CONFIG_FILE
+from tests.anchor_fixtures import NEW_TASKS
 
+TOP, WRIST = "observation.images.top", "observation.images.wrist"
 OWN = ("--craft.enabled=true", "--craft.retention_mode=action", "--craft.num_anchors=6", "--craft.probe_anchors=6")
 
 
@@ -100,3 +103,23 @@ def test_new_data_outside_the_kept_range_are_told_with_numbers(train_flags, craf
     flags = train_flags("smolvla", tmp_path / "run", dataset__root=far, steps=1)
     assert craft_train(*flags, *OWN, "--craft.method=naive") == 0
     assert "normalization=keep: action[" in capfd.readouterr().err
+
+
+def test_another_frame_rate_and_a_camera_that_nobody_reads_are_said_at_the_start(
+    train_flags, craft_train, old_data, anchor_data, tmp_path, capfd
+):
+    new = make_local_dataset(tmp_path / "new", NEW_TASKS, cameras=(TOP, WRIST), image_size=64, fps=25)
+    flags = train_flags("act", tmp_path / "run", dataset__root=new, steps=1)
+    assert craft_train(*flags, *OWN, *old_data) == 0
+    said = " ".join(capfd.readouterr().err.split())
+    assert (
+        "local/old has 10 frames per second and the new data local/new have 25: one action lasts 0.1 s in the old "
+        "tasks and 0.04 s in the new. The policy cannot tell, so at either rate the robot does the other tasks 2.5 "
+    ) in said
+    assert f"the new dataset has the camera {WRIST}, which this act does not read" in said
+    assert f"(it reads {TOP})" in said
+    same = train_flags("act", tmp_path / "same", steps=1)
+    assert craft_train(*same, *OWN, *old_data) == 0
+    said = capfd.readouterr().err
+    assert "frames per second" not in said
+    assert "does not read" not in said

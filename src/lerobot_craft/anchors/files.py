@@ -35,13 +35,13 @@ _REMEDIES = {
 
 
 @contextmanager
-def plain_errors(path: Path) -> Iterator[None]:
-    """Turns the operating system's errors about `path` into a sentence that says what to do."""
+def plain_errors(path: Path, flag: str = "") -> Iterator[None]:
+    """Turns the operating system's errors about `path`, the value of a flag, into a sentence that says what to do."""
     try:
         yield
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, error.strerror or str(error))
-        raise CraftError(f"{path}: {remedy}.") from error
+        raise CraftError(f"{f'{flag}={path}' if flag else path}: {remedy}.") from error
 
 
 def require_file(path: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lerobot_craft.anchors.build import Job, OpenDataset
-from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
+from lerobot_craft.anchors.plan import Plan, make_plan, parse_old_instructions
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, draws_from_old, num_anchors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
@@ -83,11 +83,22 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         first=0 if opened is None else 1,
     )
     if len(plan) < plan.requested:
-        logger.warning("the datasets have only %d frames to choose from; %d were asked for", len(plan), plan.requested)
+        logger.warning("%s", _fewer(plan))
     requested = (config.layers_to_save or config.hidden_layer) if retained.mode == "hidden" else None
     return Job(
         teacher, adapter, retained, requested, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size
     )
+
+
+def _fewer(plan: Plan) -> str:
+    """How many anchors there are instead of those that were asked for, and what bounds them."""
+    origin = plan.dataset * (1 + int(plan.frame.max())) + plan.frame  # one number per frame
+    made, old = int(plan.cross.sum()), int((~plan.cross).sum())
+    parts = [f"{old} old frames"] if old else []
+    if made:
+        frames = len(np.unique(origin[plan.cross]))
+        parts.append(f"{made} made from {frames} frames, by {len(plan.instructions)} old instructions")
+    return f"{len(plan)} anchors instead of {plan.requested}: {' and '.join(parts)}. The datasets have no more frames."
 
 
 def _made_states(

@@ -56,6 +56,14 @@ def settle(directory: Path) -> None:
         _remove(temporary)
 
 
+def discard(directory: Path) -> None:
+    """Removes a directory that is not needed any more; half of it is never seen under its name."""
+    temporary = temporary_path(directory)
+    _remove(temporary)
+    directory.rename(temporary)
+    _remove(temporary)
+
+
 def _aside(directory: Path) -> Path:
     """Where a directory waits while its successor takes its name."""
     return directory.with_name(f".{directory.name}.old")

@@ -13,7 +13,7 @@ _METHOD = "craft"
 _CRAFT = "craft."
 _OUTPUT_DIR = "outputs/new_task"
 _OLD_FRAMES = 100
-_BATCH = 32
+_STEPS, _BATCH = 20_000, 32
 # The bench's own affair: it measures drift afterwards, keeps anchors with its cells and small datasets in memory.
 _OF_THE_BENCH = ("craft.probe_anchors", "craft.log_craft_metrics_freq", "craft.anchor_cache_dir", "craft.preload")
 _WIDTH = 110
@@ -51,8 +51,10 @@ def own_policy_commands() -> list[Advice]:
 def _train(old_frames: int) -> list[str]:
     flags: Flags = {
         "policy.path": POLICY,
+        "policy.push_to_hub": "false",  # else lerobot asks for the name of a repository
         "dataset.repo_id": NEW_DATA,
         "output_dir": _OUTPUT_DIR,
+        "steps": _STEPS,
         "batch_size": _BATCH,
         **_recipe(old_frames),
     }

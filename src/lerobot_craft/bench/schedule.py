@@ -3,11 +3,13 @@
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 from lerobot_craft.bench.cell_run import Train, ensure, output_to
@@ -183,9 +185,15 @@ class _Worker:
         self._process.join()
 
 
+def _leave(number: int, _: FrameType | None) -> None:
+    """End as a process ends that was not killed: its semaphores go with it."""
+    sys.exit(128 + number)
+
+
 def _work(connection: Connection, settings: BenchSettings, train: Train) -> None:
     """A worker's life: cells by their digests, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    signal.signal(signal.SIGTERM, _leave)
     cells = _cells_here(settings)
     with one_thread_each():
         if not connection.poll(_PATIENCE_S):

@@ -7,7 +7,8 @@ give theirs to draccus, which has its own grammar.
 A new verb is one line in `VERBS` and one file `cli/<verb>.py` with `run(argv) -> exit code`.
 
 Exit codes: 0 done; 1 the verb did its work and the answer is no; 2 the command line or the input is wrong;
-130 interrupted; 141 the reader of our output went away (both as a shell would report the signal).
+130 interrupted; 143 a training that saved and ended on SIGTERM; 141 the reader of our output went away (all three as a
+shell would report the signal).
 """
 
 import difflib

@@ -6,13 +6,14 @@ from typing import Any
 
 from lerobot_craft.doctor.check import Check, Status
 from lerobot_craft.doctor.probe import one_line
-from lerobot_craft.doctor.software import INSTALL, in_clone
+from lerobot_craft.doctor.software import INSTALL, installing
 from lerobot_craft.doctor.surroundings import Surroundings
 
 _GIB = 2**30
 # uv reads the driver and picks the build of torch that fits it; pip cannot.
-_FIT_TORCH_TO_DRIVER = in_clone(
-    "pip install uv && uv pip install --torch-backend=auto --reinstall-package torch --reinstall-package torchvision ."
+_FIT_TORCH_TO_DRIVER = installing(
+    "pip install uv && uv pip install --torch-backend=auto --reinstall-package torch "
+    "--reinstall-package torchvision CRAFT"
 )
 
 
@@ -21,7 +22,7 @@ def check_torch(torch: Mapping[str, Any]) -> Check:
     if torch.get("kind") == "ModuleNotFoundError":
         return Check("torch", Status.MISSING, one_line(torch["error"]), INSTALL)
     if "error" in torch:
-        remedy = in_clone("pip install --force-reinstall torch torchvision .")
+        remedy = installing("pip install --force-reinstall torch torchvision CRAFT")
         return Check("torch", Status.MISSING, f"does not import: {one_line(torch['error'])}", remedy)
     return Check("torch", Status.OK, f"{torch['version']} ({_build(torch)} build)")
 

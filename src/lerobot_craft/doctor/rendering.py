@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from lerobot_craft.doctor.check import Check, Status
 from lerobot_craft.doctor.probe import Probe
-from lerobot_craft.doctor.software import in_clone, install_extra
+from lerobot_craft.doctor.software import install_extra, installing
 from lerobot_craft.doctor.surroundings import Surroundings
 
 _TIMEOUT_S = 30.0
@@ -47,7 +47,7 @@ def check_rendering(mujoco: str | None, surroundings: Surroundings, attempt: Try
 
 def _recommend(surroundings: Surroundings, attempt: TryBackend, complaint: str, tried: str) -> Check:
     if surroundings.system != "Linux":  # elsewhere MuJoCo has only one back-end, and it failed
-        remedy = "unset MUJOCO_GL" if tried else in_clone("pip install --force-reinstall mujoco '.[bench]'")
+        remedy = "unset MUJOCO_GL" if tried else installing("pip install --force-reinstall mujoco 'CRAFT[bench]'")
         return Check("rendering", Status.WARN, complaint, remedy)
     for backend in ("egl", "osmesa"):
         if backend != tried and attempt(backend) is None:

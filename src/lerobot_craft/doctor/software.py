@@ -1,6 +1,7 @@
 """Checks of what is installed: Python, craft, lerobot, their requirements and the optional ones."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from lerobot_craft.doctor.check import Check, Status
 from lerobot_craft.doctor.requirements import Need
@@ -18,17 +19,23 @@ EXTRAS = {
 }
 
 
-def in_clone(line: str) -> str:
-    """A line that installs craft: from a clone, as long as no package index has a release. It can be pasted whole."""
-    return f"{line}  # in a clone of CRaFT"
+DISTRIBUTION = "lerobot-craft"
+_IS_CLONE = (Path(__file__).parents[3] / "pyproject.toml").is_file()  # else a wheel was installed
 
 
-INSTALL = in_clone("pip install .")
+def installing(line: str) -> str:
+    """A line with CRAFT in it, which is the clone if this is one, else the distribution. It can be pasted whole."""
+    if _IS_CLONE:
+        return f"{line.replace('CRAFT', '.')}  # in a clone of CRaFT"
+    return line.replace("CRAFT", DISTRIBUTION)
+
+
+INSTALL = installing("pip install CRAFT")
 
 
 def install_extra(extra: str) -> str:
     """The line that brings what an extra needs."""
-    return in_clone(f"pip install '.[{extra}]'")
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def check_python(surroundings: Surroundings) -> Check:
@@ -37,7 +44,7 @@ def check_python(surroundings: Surroundings) -> Check:
     if surroundings.python[:2] >= OLDEST_PYTHON:
         return Check("python", Status.OK, value)
     oldest = ".".join(map(str, OLDEST_PYTHON))
-    remedy = in_clone(f"uv venv --python {oldest} && uv pip install .")
+    remedy = installing(f"uv venv --python {oldest} && uv pip install CRAFT")
     return Check("python", Status.MISSING, f"{value}, older than {oldest}", remedy)
 
 
@@ -47,7 +54,7 @@ def check_craft(version: str, distribution: str | None) -> Check:
         return Check("craft", Status.MISSING, f"{version}, running without being installed", INSTALL)
     if distribution != version:
         value = f"{version}, but {distribution} is what was installed: the two do not belong together"
-        return Check("craft", Status.WARN, value, in_clone("pip install --force-reinstall --no-deps ."))
+        return Check("craft", Status.WARN, value, installing("pip install --force-reinstall --no-deps CRAFT"))
     return Check("craft", Status.OK, version)
 
 

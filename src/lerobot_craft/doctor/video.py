@@ -6,7 +6,7 @@ from typing import Any
 
 from lerobot_craft.doctor.check import Check, Status
 from lerobot_craft.doctor.probe import one_line
-from lerobot_craft.doctor.software import INSTALL, in_clone
+from lerobot_craft.doctor.software import INSTALL, installing
 from lerobot_craft.doctor.surroundings import Surroundings
 
 
@@ -17,7 +17,7 @@ def check_pyav(pyav: Mapping[str, Any], torchcodec: Mapping[str, Any]) -> Check:
     status = Status.MISSING if "error" in torchcodec else Status.WARN
     if pyav.get("kind") == "ModuleNotFoundError":
         return Check("pyav", status, "not installed: no video can be written", INSTALL)
-    remedy = in_clone("pip install --force-reinstall av .")
+    remedy = installing("pip install --force-reinstall av CRAFT")
     return Check("pyav", status, f"does not work: {one_line(pyav['error'])}", remedy)
 
 
@@ -33,7 +33,7 @@ def check_torchcodec(torchcodec: Mapping[str, Any], surroundings: Surroundings) 
     if reason is None:
         value = "finds no FFmpeg libraries; pyav decodes instead, slower"
         return Check("torchcodec", Status.WARN, value, surroundings.install_line(apt="ffmpeg", elsewhere="ffmpeg"))
-    remedy = in_clone("pip install --upgrade torch torchcodec .")
+    remedy = installing("pip install --upgrade torch torchcodec CRAFT")
     return Check("torchcodec", Status.WARN, f"does not work: {one_line(reason)}; pyav decodes instead", remedy)
 
 

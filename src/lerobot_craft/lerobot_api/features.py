@@ -5,6 +5,7 @@ from typing import Any
 
 from lerobot_craft.errors import CraftError
 
+_CAMERAS = ("image", "video")
 _VECTORS = ("STATE", "ENV", "ACTION")
 # Feature -> the setting under which a policy for many robots keeps the width that it pads to.
 _PADDED_TO = {"observation.state": "max_state_dim", "action": "max_action_dim"}
@@ -59,6 +60,34 @@ def require_features(
             "of the robot that the policy was trained on, or a policy of this one."
         )
     return missing
+
+
+def cameras_of(config: Any) -> list[str]:
+    """Those that a policy reads."""
+    return [name for name, feature in config.input_features.items() if feature.type.value == "VISUAL"]
+
+
+def unread_cameras(
+    config: Any, present: Mapping[str, Mapping[str, Any]], rename_map: Mapping[str, str] | None = None
+) -> list[str]:
+    """Cameras of a dataset (`dataset.meta.features`) that a policy does not read, under the dataset's names."""
+    names, read = rename_map or {}, cameras_of(config)
+    cameras = [name for name, feature in present.items() if feature["dtype"] in _CAMERAS]
+    return [name for name in cameras if names.get(name, name) not in read]
+
+
+def dimension_names(
+    present: Mapping[str, Mapping[str, Any]], rename_map: Mapping[str, str] | None = None
+) -> dict[str, list[str]]:
+    """What a dataset (`dataset.meta.features`) calls the dimensions of its vectors, by the policy's feature names."""
+    found = {}
+    for name, feature in present.items():
+        names = feature.get("names")
+        if isinstance(names, Mapping):  # {"motors": [...]}, as converted datasets have it
+            names = next(iter(names.values()), None)
+        if isinstance(names, list | tuple) and (len(names),) == tuple(feature["shape"]):
+            found[(rename_map or {}).get(name, name)] = [str(each) for each in names]
+    return found
 
 
 def _is_data(name: str) -> bool:

@@ -7,6 +7,7 @@ stretch does, so that a loop made of them trains to the same bits.
 import dataclasses
 import logging
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -237,6 +238,12 @@ def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, 
     return sampler, state["epoch"], state["start_index"]
 
 
+def _leave_signals_to_the_run(_: int) -> None:
+    """In a data worker: Ctrl-C and SIGTERM reach the whole group of processes, and the run still finishes its step."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _loader(cfg: Any, dataset: Any, accelerator: Any, batch_size: int, **options: Any) -> DataLoader[Any]:
     from lerobot.utils.collate import lerobot_collate_fn
 
@@ -250,6 +257,7 @@ def _loader(cfg: Any, dataset: Any, accelerator: Any, batch_size: int, **options
         num_workers=cfg.num_workers if workers else 0,
         pin_memory=accelerator.device.type == "cuda",
         collate_fn=collate_fn,
+        worker_init_fn=_leave_signals_to_the_run if workers else None,
         prefetch_factor=cfg.prefetch_factor if workers else None,
         persistent_workers=cfg.persistent_workers and workers,
         multiprocessing_context=cfg.dataloader_multiprocessing_context if workers else None,

@@ -23,6 +23,7 @@ def make_local_dataset(
     action_dim: int = 4,
     seed: int = 0,
     video: bool = False,
+    fps: int = FPS,
 ) -> Path:
     """Write a LeRobotDataset v3 to `root` (which must not exist yet) and return `root`.
 
@@ -40,6 +41,7 @@ def make_local_dataset(
         action_dim: Size of `action`.
         seed: Of starting states and episode noise.
         video: Store images as videos (slower to write, and lossy).
+        fps: Frames per second.
     """
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -54,7 +56,7 @@ def make_local_dataset(
         "observation.state": _vector("state", state_dim),
         "action": _vector("action", action_dim),
     }
-    dataset = LeRobotDataset.create(f"local/{root.name}", fps=FPS, features=features, root=root, use_videos=video)
+    dataset = LeRobotDataset.create(f"local/{root.name}", fps=fps, features=features, root=root, use_videos=video)
     rng = np.random.default_rng(seed)
     for number, (task_number, task) in enumerate(_episode_order(tasks, episodes_per_task)):
         length = frames_per_episode + (0, 1, -1)[number % 3]

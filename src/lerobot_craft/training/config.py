@@ -86,6 +86,9 @@ class CraftConfig:
     # Read the new task's data into memory first: the same batches to the bit, sooner. Also where enabled is false. Old
     # data too, where er replays most of it.
     preload: bool = False
+    # Save a checkpoint when so many minutes have passed since the last one; it replaces the last one of this kind.
+    # Checkpoints of --save_freq stay. 0: only those. SIGINT (Ctrl-C) and SIGTERM save one too.
+    save_minutes: float = 10.0
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
@@ -267,6 +270,8 @@ class CraftConfig:
         for name in _AT_LEAST_ZERO:
             if getattr(self, name) < 0:
                 raise CraftError(f"--craft.{name} must be 0 or more; got {getattr(self, name)}")
+        if not 0 <= self.save_minutes < math.inf:
+            raise CraftError(f"--craft.save_minutes must be 0 or more, and finite; got {self.save_minutes}")
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
                 raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
@@ -321,10 +326,10 @@ class CraftConfig:
         return clip if self.use_grad_projection else math.inf
 
     def epsilon(self, step: int, total_steps: int) -> float:
-        """The budget at a step, counted from 0."""
+        """The budget at a step, counted from 0; over all steps, the last one has `epsilon_end`."""
         return epsilon_schedule(
             step,
-            total_steps,
+            total_steps - 1,
             *self.budget(),
             self.epsilon_decay_steps,
             self.epsilon_decay,  # type: ignore[arg-type]  # checked there

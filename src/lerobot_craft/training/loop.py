@@ -1,6 +1,7 @@
 """The loop: lerobot's own update, with the method's gradient in it, and everything that is written down on the way."""
 
 import logging
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from lerobot_craft.core.ranks import gather_over_ranks
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import restore_stream, start_stream
+from lerobot_craft.training.interruption import Interruption
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
 from lerobot_craft.training.output.saving import save
@@ -51,8 +53,12 @@ class MethodAccelerator:
         return getattr(self._accelerator, name)
 
 
-def run_steps(session: Session, recorder: Recorder) -> None:
-    """All steps that are left, with logs, evaluations and checkpoints where they are due."""
+def run_steps(session: Session, recorder: Recorder) -> int:
+    """All steps that are left, with logs, evaluations and checkpoints where they are due.
+
+    Returns:
+        The signal that ended them early, once all was saved; 0 where none did.
+    """
     cfg, accelerator = session.cfg, session.accelerator
     tracker = train_steps.make_tracker(cfg, session.data.dataset, accelerator, session.step)
     if session.craft.enabled and not cfg.resume:
@@ -60,10 +66,16 @@ def run_steps(session: Session, recorder: Recorder) -> None:
     batches = session.data.batches(_restore_rng(session))
     session.policy.train()
     bar = tqdm(total=cfg.steps, initial=session.step, desc="Training", unit="step", disable=not recorder.shows_bar)
-    with bar, _lines_above_the_bar():
+    interruption = Interruption(
+        active=session.craft.enabled and cfg.save_checkpoint,
+        save_minutes=session.craft.save_minutes,
+        main=accelerator.is_main_process,
+    )
+    with bar, _lines_above_the_bar(), interruption:
         while session.step < cfg.steps:
             _take_step(session, batches, tracker)
             session.step += 1
+            interruption.listen()
             bar.update()
             recorder.after_step(session, tracker, bar)
             saves = train_steps.should_save(session.step, cfg)
@@ -71,7 +83,27 @@ def run_steps(session: Session, recorder: Recorder) -> None:
             _evaluate_held_out(session, recorder)
             if saves:
                 save(session, recorder)
-            _evaluate_in_env(session, recorder)
+                interruption.saved()
+            _evaluate_in_env(session, recorder, interruption)
+            due, stop = interruption.decide()
+            if due and not saves:
+                _check_ranks(session, saves=True)
+                save(session, recorder, passing=True)
+                interruption.saved()
+            if stop and session.step < cfg.steps:
+                _say_goodbye(session, stop)
+                return stop
+    return 0
+
+
+def _say_goodbye(session: Session, number: int) -> None:
+    saved = last_checkpoint(session.cfg.output_dir)
+    if session.accelerator.is_main_process and saved is not None:
+        launched = ", launched as before" if session.accelerator.num_processes > 1 else ""
+        logger.info(
+            "%s: stopped after step %d of %d. Saved: %s. To go on%s:\n%s",
+            *(signal.Signals(number).name, session.step, session.cfg.steps, saved, launched, resume_command(saved)),
+        )
 
 
 def _check_ranks(session: Session, saves: bool) -> None:
@@ -191,15 +223,19 @@ def _evaluate_held_out(session: Session, recorder: Recorder) -> None:
     recorder.held_out(session.step, loss)
 
 
-def _evaluate_in_env(session: Session, recorder: Recorder) -> None:
+def _evaluate_in_env(session: Session, recorder: Recorder, interruption: Interruption) -> None:
     cfg = session.cfg
     if not cfg.env or cfg.env_eval_freq <= 0 or session.step % cfg.env_eval_freq:
         return
     if session.accelerator.is_main_process:
-        logger.info("Eval policy at step %d", session.step)
-        with recorder.undisturbed():
-            found = train_steps.evaluate_in_env(
-                cfg, session.policy, session.processors, session.accelerator, session.step
-            )
-        recorder.env(session.step, found)
+        interruption.run_unless_stopped(lambda: _roll_out(session, recorder))
     session.accelerator.wait_for_everyone()
+
+
+def _roll_out(session: Session, recorder: Recorder) -> None:
+    logger.info("Eval policy at step %d", session.step)
+    with recorder.undisturbed():
+        found = train_steps.evaluate_in_env(
+            session.cfg, session.policy, session.processors, session.accelerator, session.step
+        )
+    recorder.env(session.step, found)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import logging
+import signal
 from functools import partial
 from typing import Any
 
@@ -30,15 +31,24 @@ def train(cfg: Any, craft: CraftConfig, command: str = "") -> None:
         cfg: lerobot's validated `TrainPipelineConfig`.
         craft: `--craft.*`.
         command: The line that started it, for the run's records.
+
+    Raises:
+        KeyboardInterrupt: A Ctrl-C ended it, after a checkpoint.
+        SystemExit: A SIGTERM did; with the exit code by which a shell reports it.
     """
     accelerator = make_accelerator(cfg)
     check_launch(cfg, accelerator, enabled=craft.enabled)
     with stops_with_its_peers(cfg.output_dir):
-        _train(cfg, craft, accelerator, command)
+        stopped = _train(cfg, craft, accelerator, command)
     accelerator.end_training()
+    if stopped == signal.SIGINT:
+        raise KeyboardInterrupt
+    if stopped:
+        raise SystemExit(128 + stopped)
 
 
-def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> None:
+def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
+    """Everything; returns the signal that ended it early, or 0."""
     # lerobot's validation refuses a directory that exists: no rank may make it before all have validated.
     accelerator.wait_for_everyone()
     main = accelerator.is_main_process
@@ -52,8 +62,9 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> None
                 logger.info("cleared %s, which an interrupted save had left", path)
             point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
         session = open_session(cfg, craft, accelerator, command)
-        _run(session)
+        stopped = _run(session)
         accelerator.wait_for_everyone()
+        return stopped
 
 
 def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
@@ -66,11 +77,12 @@ def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)
 
 
-def _run(session: Session) -> None:
+def _run(session: Session) -> int:
     cfg = session.cfg
     with contextlib.closing(Recorder(session, session.probe)) as recorder:
         recorder.announce(session)
-        run_steps(session, recorder)
+        if stopped := run_steps(session, recorder):
+            return stopped
         if session.accelerator.is_main_process:
             if session.craft.enabled:
                 session.method.finish(partial(save_policy, session, recorder))
@@ -88,3 +100,4 @@ def _run(session: Session) -> None:
                     "; ".join(session.carried.lines()),
                 )
             train_steps.push_policy(cfg, session.student, session.processors, session.data.dataset, card, memory)
+    return 0

@@ -13,7 +13,8 @@ from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
-from lerobot_craft.lerobot_api.datasets import instructions
+from lerobot_craft.lerobot_api.datasets import instructions, open_metadata
+from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
@@ -144,6 +145,8 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     probe = before = remembered = carried = None
     if origin is not None:
         before, remembered = _memory(cfg, craft, origin, instructions(dataset.meta))
+        if accelerator.is_main_process and not cfg.resume:
+            _compare_rates(craft, before, cfg.dataset.repo_id, float(dataset.meta.fps))
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator, remembered)
         with undisturbed_rng():
             probe = make_probe(method, cfg.output_dir)
@@ -214,6 +217,21 @@ def _memory(
     return None, None
 
 
+def _compare_rates(craft: CraftConfig, memory: Memory | None, new: str, fps: float) -> None:
+    """Say so where old data were recorded at another rate than the new: a policy's actions have no unit of time."""
+    old = {f"the memory's {source.repo_id}": source.fps for source in (memory.sources if memory is not None else ())}
+    for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
+        old[repo_id] = float(open_metadata(repo_id, root, craft.old_dataset.revision).fps)
+    for name, old_fps in old.items():
+        if old_fps != fps:
+            logger.warning(
+                "%s has %g frames per second and the new data %s have %g: one action lasts %.3g s in the old tasks and "
+                "%.3g s in the new. The policy cannot tell, so at either rate the robot does the other tasks %.3g "
+                "times too fast or too slowly. Resample one of the datasets, or run each task at its own rate.",
+                *(name, old_fps, new, fps, 1 / old_fps, 1 / fps, max(fps, old_fps) / min(fps, old_fps)),
+            )
+
+
 def _start(
     method: Method,
     cfg: Any,
@@ -245,7 +263,8 @@ def _processors(
     if policy_of_stats == "keep" and not cfg.resume and accelerator.is_main_process:
         preprocessor = processors[0]
         new, modes = as_stats(dataset.meta.stats, cfg.rename_map), normalization_modes(preprocessor)
-        for line in warning_lines(normalizer_stats(preprocessor), new, modes):
+        names = dimension_names(dataset.meta.features, cfg.rename_map)
+        for line in warning_lines(normalizer_stats(preprocessor), new, modes, names):
             logger.warning("normalization=keep: %s", line)
     return processors
 

@@ -54,9 +54,7 @@ def test_a_choice_is_made_where_there_is_one(monkeypatch, backend):
 )
 def test_without_the_simulator_it_says_what_to_type(monkeypatch, package, load):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    with pytest.raises(
-        CraftError, match=r"^The bench needs .* Type: pip install '\.\[bench\]'  # in a clone of CRaFT$"
-    ):
+    with pytest.raises(CraftError, match=r"^The bench needs .* Type: pip install 'lerobot-craft\[bench\]'$"):
         load()
 
 

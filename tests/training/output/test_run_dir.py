@@ -255,3 +255,9 @@ def test_a_file_in_the_way_is_refused(tmp_path):
         pass
     with pytest.raises(CraftError, match="a part of that path is a file"), claim(tmp_path / "run" / "x", resume=False):
         pass
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a place where no directory can be made")
+def test_a_place_where_nothing_can_be_made_is_named_with_its_flag():
+    with pytest.raises(CraftError, match=r"^--output_dir=/proc/nope/run: no directory can be made there\."):
+        claim(Path("/proc/nope/run"), resume=False).__enter__()

@@ -107,3 +107,13 @@ def test_image_channels_are_dimensions_too():
     teacher = {camera: {"mean": torch.zeros(3, 1, 1), "std": torch.full((3, 1, 1), 0.1)}}
     new = {camera: {"min": torch.zeros(3, 1, 1), "max": torch.tensor([0.2, 0.9, 0.3]).reshape(3, 1, 1)}}
     assert [each.dimension for each in outside(teacher, new, {camera: "MEAN_STD"})] == [1]
+
+
+def test_a_dimension_has_the_name_that_the_new_dataset_gives_it():
+    lines = warning_lines(
+        as_tensors(TEACHER), as_tensors(NEW), {STATE: "MIN_MAX"}, {STATE: ["shoulder", "elbow", "gripper"]}
+    )
+    assert [line.partition(":")[0] for line in lines] == [
+        "observation.state[2] (gripper)",
+        "observation.state[0] (shoulder)",
+    ]

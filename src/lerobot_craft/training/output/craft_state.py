@@ -9,12 +9,14 @@ from typing import Any
 
 from lerobot_craft.anchors.files import HASHING_THREADS, plain_errors, read_bytes, sha256_of, write_atomically
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
+from lerobot_craft.anchors.whole_directory import discard
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.card_success import CARD_FILE, teacher_of
 from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_command, whole_checkpoints
 
 CRAFT_STATE = Path("training_state") / "craft_state.json"
 CRAFT_CONFIG_FILE = "craft_config.json"
+PASSING = "passing"  # in the state of a checkpoint that the next one replaces
 _SCHEMA = 1
 # What a run goes on from. Not the settings, which a person may edit, and not the card, which `craft eval` fills in.
 _STATE_FILES = ("pretrained_model/*.safetensors", "training_state/*")
@@ -105,6 +107,20 @@ def require_settings(directory: Path) -> None:
 def load_craft_state(checkpoint_dir: Path) -> dict[str, Any]:
     """What `save_craft_state` was given; a checkpoint without it, or with a damaged one, is refused."""
     return _read_state(checkpoint_dir).state
+
+
+def remove_passing(checkpoint_dir: Path) -> None:
+    """Remove earlier checkpoints of the run that were only to last until this one, which is whole."""
+    for path in whole_checkpoints(checkpoint_dir.parent):
+        if int(path.name) < int(checkpoint_dir.name) and _is_passing(path):
+            discard(path)
+
+
+def _is_passing(checkpoint_dir: Path) -> bool:
+    try:
+        return load_craft_state(checkpoint_dir).get(PASSING) is True
+    except CraftError:  # damaged, or not saved with CRaFT: a person may want to look at it
+        return False
 
 
 def _read_state(checkpoint_dir: Path) -> _StateFile:

@@ -54,10 +54,14 @@ def claim(output_dir: Path, *, resume: bool) -> Iterator[None]:
             cannot be written.
     """
     lock = FileLock(output_dir / LOCK, timeout=0)
-    with plain_errors(output_dir):
+    with plain_errors(output_dir, "--output_dir"):
         if output_dir.exists() and not output_dir.is_dir():
             raise CraftError(f"{output_dir} is a file: give another --output_dir")
-        output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            output_dir.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # such as in /proc
+            message = f"--output_dir={output_dir}: no directory can be made there. Give one on a disk."
+            raise CraftError(message) from error
         try:
             if not resume and not (output_dir / LOCK).exists():
                 _require_unused(output_dir)  # before the lock: nothing is put into a directory that is somebody's
@@ -80,7 +84,7 @@ def make_way(output_dir: Path) -> None:
 
     To be called before lerobot's own validation, which refuses any directory that exists, and says less.
     """
-    with plain_errors(output_dir):
+    with plain_errors(output_dir, "--output_dir"):
         exists = output_dir.exists()
     if exists:
         with claim(output_dir, resume=False):

@@ -12,7 +12,7 @@ from lerobot_craft.training.master_weights import gather_masters, save_masters
 from lerobot_craft.training.output.card_success import CARD_FILE
 from lerobot_craft.training.output.carried import link_files
 from lerobot_craft.training.output.checkpoints import point_last_at, whole_or_not_at_all
-from lerobot_craft.training.output.craft_state import save_craft_state
+from lerobot_craft.training.output.craft_state import PASSING, remove_passing, save_craft_state
 from lerobot_craft.training.session import Origin, Session
 from lerobot_craft.training.settings import save_craft_config
 from lerobot_craft.training.sharding import gather_states
@@ -25,8 +25,14 @@ logger = logging.getLogger(__name__)
 _PRETRAINED = "pretrained_model"
 
 
-def save(session: Session, recorder: "Recorder") -> None:
-    """Write the checkpoint of the present step; all ranks call this, the main one writes."""
+def save(session: Session, recorder: "Recorder", *, passing: bool = False) -> None:
+    """Write the checkpoint of the present step; all ranks call this, the main one writes.
+
+    Args:
+        session: Of the run.
+        recorder: Of the run.
+        passing: It is for resuming only: it is not uploaded, and the next checkpoint replaces it.
+    """
     main = session.accelerator.is_main_process
     streams = gather_streams() if session.craft.enabled else []
     gathered = gather_states(session.student, session.optimizer, keep=main) if session.craft.shard else None
@@ -45,19 +51,23 @@ def save(session: Session, recorder: "Recorder") -> None:
                 (partial / _PRETRAINED / CARD_FILE).write_text(recorder.card(session), encoding="utf-8")
                 if session.carried is not None:
                     link_files(session.carried.directory, partial / _PRETRAINED / MEMORY_FOLDER)
-                save_craft_state(partial, _state(session, session.origin))
+                save_craft_state(partial, _state(session, session.origin, passing))
         point_last_at(directory)
-        if session.cfg.save_checkpoint_to_hub:
+        remove_passing(directory)
+        if session.cfg.save_checkpoint_to_hub and not passing:
             if session.carried is not None:
                 travels = "; ".join(session.carried.lines())
                 logger.info("the push of %s takes the memory along: %s", directory.name, travels)
             train_steps.push_checkpoint(directory, session.cfg)
-        recorder.checkpoint(directory)
+        if not passing:
+            recorder.checkpoint(directory)
     session.accelerator.wait_for_everyone()
 
 
-def _state(session: Session, origin: Origin) -> dict[str, Any]:
-    state = {"origin": origin.to_json(), "method": session.method.state_dict()}
+def _state(session: Session, origin: Origin, passing: bool) -> dict[str, Any]:
+    state: dict[str, Any] = {"origin": origin.to_json(), "method": session.method.state_dict()}
+    if passing:
+        state |= {PASSING: True}
     return state if session.before is None else state | {"memory": session.before.fingerprint()}
 
 

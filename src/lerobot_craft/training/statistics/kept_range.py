@@ -1,7 +1,7 @@
 """Where the new data leave the range that the teacher's statistics give its inputs and outputs, in numbers."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Outside:
         high: Upper end.
         constant: Where the teacher's data never moved: the value that it stood at.
         raw: Both ends of the new data as recorded.
+        name: What the new dataset calls the dimension; empty where it does not say.
     """
 
     feature: str
@@ -35,6 +36,7 @@ class Outside:
     high: float
     constant: float | None
     raw: tuple[float, float]
+    name: str = ""
 
     @property
     def distance(self) -> float:
@@ -42,7 +44,7 @@ class Outside:
         return max(-self.low, self.high) / _limit(self.mode)
 
     def __str__(self) -> str:
-        where = f"{self.feature}[{self.dimension}]"
+        where = f"{self.feature}[{self.dimension}]{f' ({self.name})' if self.name else ''}"
         if self.constant is not None:
             return (
                 f"{where}: always {self.constant:.4g} in the teacher's data, {self.raw[0]:.4g} .. {self.raw[1]:.4g} in "
@@ -75,12 +77,24 @@ def outside(teacher: Stats, new: Stats, modes: Modes) -> list[Outside]:
     return sorted(found, key=lambda each: -each.distance)
 
 
-def warning_lines(teacher: Stats, new: Stats, modes: Modes) -> list[str]:
-    """What a person should know before training with kept statistics: a line each, the most important ones first."""
+def warning_lines(
+    teacher: Stats, new: Stats, modes: Modes, names: Mapping[str, Sequence[str]] | None = None
+) -> list[str]:
+    """What a person should know before training with kept statistics: a line each, the most important ones first.
+
+    Args:
+        teacher: Statistics that are kept.
+        new: Of the new dataset, under the policy's names.
+        modes: How each feature is normalized.
+        names: Of the dimensions of a feature, where the new dataset has them.
+    """
     unknown = [name for name, mode in modes.items() if mode in NEEDED and name in new and name not in teacher]
     lines = [f"{name}: the teacher ships no statistics, so the policy sees raw values" for name in unknown]
     found = outside(teacher, new, modes)
-    lines += [str(each) for each in found[:_LINES]]
+    known = names or {}
+    for each in found[:_LINES]:
+        name = known[each.feature][each.dimension] if each.feature in known else ""
+        lines.append(str(replace(each, name=name)))
     if len(found) > _LINES:
         lines.append(f"and {len(found) - _LINES} more dimensions outside the teacher's range")
     return lines

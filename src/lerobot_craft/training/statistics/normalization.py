@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.features import require_features
+from lerobot_craft.lerobot_api.features import cameras_of, require_features, unread_cameras
 from lerobot_craft.lerobot_api.processors import (
     Processor,
     load_processors,
@@ -93,6 +93,13 @@ def check_features(config: Any, present: Mapping[str, Any], rename_map: Mapping[
     )
     if masked:
         logger.warning("the new dataset has no %s: the policy masks these cameras", ", ".join(masked))
+    for camera in unread_cameras(config, present, rename_map):
+        logger.warning(
+            "the new dataset has the camera %s, which this %s does not read: it learns the new task without these "
+            'pictures. If the policy knows this camera under another name, use --rename_map=\'{"%s": '
+            '"NAME_IN_THE_POLICY"}\' (it reads %s); else fine-tune a policy that has the camera.',
+            *(camera, config.type, camera, ", ".join(cameras_of(config)) or "no camera"),
+        )
 
 
 def _masks_missing_cameras(config: Any) -> bool:
