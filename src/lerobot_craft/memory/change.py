@@ -92,6 +92,10 @@ def did_you_mean(instruction: str, known: Sequence[str]) -> str:
     """A guess which of the known instructions was meant, or a list of them."""
     as_written = {plain(name): name for name in reversed(known)}
     near = difflib.get_close_matches(plain(instruction), as_written, n=1)
+    if not near:  # other words around the same thing
+        words = {name: set(name.split()) & set(plain(instruction).split()) for name in as_written}
+        rare = {name: sum(1 / sum(word in of for of in words.values()) for word in words[name]) for name in words}
+        near = [name for name, score in rare.items() if score >= 1 and score == max(rare.values())][:1]
     if near:
         return f"did you mean {as_written[near[0]]!r}?"
     more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""

@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 
 Lists = Mapping[str, Sequence[str]]  # what a list is called -> its instructions
 
-NONSENSE = "blorp fizzle quux"
-# Under right words the actions of the demo's policy are at least 0.87 standard deviations from those under nonsense:
-# half of that, so that a right word is not doubted (decision 0032).
-_LEAST = 0.43
-_FRAMES = 8
+NONSENSE = ("blorp fizzle quux", "purple ideas sleep furiously")
+# Words are heard when they are further from nonsense than this many times the distance between two kinds of nonsense:
+# half of what right words had in the demo (decision 0032).
+_HEARD = 1.5
+FRAMES = 8
 _REMEDY = (
     "Give the words that the policy was trained with, as its dataset's meta/tasks.parquet has them. "
     "--craft.strict=true refuses instead of warning."
@@ -88,7 +88,7 @@ def _look(cfg: Any, craft: CraftConfig, checkpoint: Path, teacher: Teacher, data
     found = compare_with_lists(craft.old_instructions, lists)
     asked = found.instructions or _unlisted(craft, lists)
     if asked and adapter_for(teacher.config).reads_instruction and not cfg.dataset.streaming:
-        frames = take_frames(teacher, dataset, _FRAMES, _FRAMES, 0, cfg.rename_map)
+        frames = take_frames(teacher, dataset, FRAMES, FRAMES, 0, cfg.rename_map)
         known = {instruction for names in lists.values() for instruction in names}
         found.doubts.extend(read_by_tokenizer(teacher, frames, asked))
         found.doubts.extend(heard_by_policy(teacher, frames, asked, known))
@@ -214,7 +214,7 @@ def read_by_tokenizer(teacher: Teacher, frames: Frames, asked: Sequence[str]) ->
 
 def heard_by_policy(teacher: Teacher, frames: Frames, asked: Sequence[str], known: set[str]) -> list[str]:
     """Which instructions the policy does not react to, by what it does in the same frames."""
-    told = [*asked, NONSENSE]
+    told = [*asked, *NONSENSE]
     actions, again = (actions_under(teacher, frames, told, noise) for noise in (0, 1))
     return unheard(asked, *apart(actions, again, spread_of_actions(teacher, actions)), known)
 
@@ -225,26 +225,33 @@ def unheard(asked: Sequence[str], distance: FloatArray, variation: FloatArray, k
     Two instructions of a list may well ask for the same; an unlisted one that does what another does is doubted.
 
     Args:
-        asked: The instructions; nonsense comes after them in what follows.
-        distance: Between the actions under each two [I + 1, I + 1], in standard deviations of the policy's actions.
-        variation: Of the actions under each between two draws of noise [I + 1].
+        asked: The instructions; both kinds of nonsense come after them in what follows.
+        distance: Between the actions under each two [I + 2, I + 2], in standard deviations of the policy's actions.
+        variation: Of the actions under each between two draws of noise [I + 2].
         known: Instructions that are in a list.
     """
     doubts = []
     for i, task in enumerate(asked):
-        own = max(variation[i], variation[-1])
-        if distance[i, -1] <= max(own, _LEAST):
+        from_nonsense, needed = heard_margin(i, distance, variation)
+        if from_nonsense <= needed:
             doubts.append(
-                f"{task!r}: the policy hardly reacts to it. Its actions differ from those under nonsense by "
-                f"{distance[i, -1]:.2f} standard deviations, by chance alone {own:.2f}; {_LEAST:.2f} are expected "
-                f"({_FRAMES} new frames at most)"
+                f"{task!r}: the policy does not react to these words. In frames of the new task its actions differ "
+                f"from those under nonsense by {from_nonsense:.2f} standard deviations; words that it knows differ by "
+                f"more than {needed:.2f}"
             )
             continue
         for j, other in enumerate(asked[:i]):
-            if {task, other} <= known or distance[i, j] > max(variation[i], variation[j]):
-                continue
-            doubts.append(
-                f"{task!r}: the policy does what it does under {other!r}. Their actions differ by {distance[i, j]:.2f} "
-                f"standard deviations, by chance alone {max(variation[i], variation[j]):.2f}"
-            )
+            chance = max(variation[i], variation[j])
+            if distance[i, j] <= chance and not {task, other} <= known:
+                doubts.append(
+                    f"{task!r}: the policy does what it does under {other!r}. In frames of the new task the actions "
+                    f"differ by {distance[i, j]:.2f} standard deviations, and by chance alone by {chance:.2f}"
+                )
     return doubts
+
+
+def heard_margin(i: int, distance: FloatArray, variation: FloatArray) -> tuple[float, float]:
+    """How far instruction i is from nonsense, and how far it must be to count as heard."""
+    between = distance[-2, -1]
+    chance = max(variation[i], *variation[-2:])
+    return float(distance[i, -2:].min()), float(max(chance, _HEARD * between))
