@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "memory": {"errors", "lerobot_api", "policies", "anchors"},
     "tiny": {"errors", "lerobot_api"},
     "doctor": {"errors", "lerobot_api"},
-    "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors", "memory"},
+    "training": {"errors", "core", "lerobot_api", "policies", "teacher", "anchors", "memory", "evaluation"},
     "evaluation": {"errors", "anchors", "lerobot_api", "policies", "teacher"},
     "report": {"errors", "anchors", "evaluation", "training"},
     "bench": {

@@ -149,15 +149,16 @@ def make_plan(
 
 
 def parse_old_instructions(text: str) -> list[str]:
-    """Instructions from a file with one per line if there is such a file, else from the text, split at `;`."""
+    """Instructions from a file with one per line if there is such a file, else from the text: its lines, or at `;`."""
     try:
         file = Path(text) if Path(text).is_file() else None
     except (OSError, ValueError):  # too long to be a path
         file = None
     try:
-        parts = text.split(";") if file is None else file.read_text(encoding="utf-8").splitlines()
+        content = text if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CraftError(f"--old_instructions={text} cannot be read as text ({error}). Give a UTF-8 file.") from error
+    parts = content.split(";") if file is None and "\n" not in text else content.splitlines()
     instructions = list(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not instructions:
         raise CraftError(

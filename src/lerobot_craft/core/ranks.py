@@ -48,5 +48,17 @@ def main_decides(question: Callable[[], bool], group: dist.ProcessGroup | None =
     return bool(answer.item())
 
 
+def main_says(text: Callable[[], str], group: dist.ProcessGroup | None = None) -> str:
+    """The main rank's text, on every rank; only the main one makes it."""
+    if world_size(group) == 1:
+        return text()
+    said = list(text().encode()) if dist.get_rank(group) == 0 else []
+    length = torch.tensor([len(said)], device=_device(group))
+    dist.broadcast(length, group_src=0, group=group)
+    content = torch.tensor(said or [0] * int(length.item()), dtype=torch.uint8, device=_device(group))
+    dist.broadcast(content, group_src=0, group=group)
+    return bytes(content.tolist()).decode()
+
+
 def _device(group: dist.ProcessGroup | None) -> str:
     return "cuda" if dist.get_backend(group) == "nccl" else "cpu"  # NCCL moves device memory only

@@ -1,6 +1,6 @@
 """What a policy does in given frames under every instruction, and how that differs from what it did before."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,14 @@ class Frames:
     episode: npt.NDArray[np.int64]
 
 
-def take_frames(teacher: Teacher, dataset: Any, count: int, batch_size: int, seed: int) -> Frames:
+def take_frames(
+    teacher: Teacher,
+    dataset: Any,
+    count: int,
+    batch_size: int,
+    seed: int,
+    rename_map: Mapping[str, str] | None = None,
+) -> Frames:
     """`count` frames of a dataset, or all that it has, spread over tasks, episodes and phases.
 
     Raises:
@@ -75,7 +82,7 @@ def take_frames(teacher: Teacher, dataset: Any, count: int, batch_size: int, see
     """
     masks = adapter_for(teacher.config).masks_missing_cameras(teacher.policy)
     require_features(
-        teacher.config, dataset.meta.features, dataset=dataset.repo_id, masks_missing_cameras=masks, rename_map=None
+        teacher.config, dataset.meta.features, dataset=dataset.repo_id, masks_missing_cameras=masks, rename_map=rename_map
     )
     table = frame_table(dataset)
     rows = np.sort(choose_frames(table, count, seed))

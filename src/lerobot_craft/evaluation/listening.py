@@ -123,8 +123,7 @@ def compare(
         spread: The unit of each dimension [A]; one that hardly moves weighs nothing.
         learned: Of each instruction [I], whether fine-tuning was to change it.
     """
-    moves = spread > _STILL * spread.max()
-    before, again, after = (actions[..., moves] / spread[moves] for actions in (before, again, after))
+    before, again, after = (_in_units(actions, spread) for actions in (before, again, after))
     target = np.where(np.asarray(learned)[:, None, None, None], after, before)
     kept, now = _squares(before, target), _squares(after, after)  # [F, I, I]
     d_kept, d_now = np.sqrt(kept.mean(axis=0)), np.sqrt(now.mean(axis=0))
@@ -149,6 +148,27 @@ def compare(
         "moved": moved.tolist(),
         "gone": gone,
     }
+
+
+def apart(actions: FloatArray, again: FloatArray, spread: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """How far one policy's instructions are apart [I, I], and each from itself under other noise [I].
+
+    Args:
+        actions: What it does [I, F, H, A].
+        again: The same with other noise.
+        spread: The unit of each dimension [A].
+    """
+    actions, again = (_in_units(drawn, spread) for drawn in (actions, again))
+    variation: FloatArray = np.sqrt(((actions - again) ** 2).mean(axis=(1, 2, 3)))
+    distance: FloatArray = np.sqrt(_squares(actions, actions).mean(axis=0))
+    return distance, variation
+
+
+def _in_units(actions: FloatArray, spread: FloatArray) -> FloatArray:
+    """Actions [..., A] in units of the spread, without dimensions that hardly move."""
+    moves = spread > _STILL * spread.max()
+    scaled: FloatArray = actions[..., moves] / spread[moves]
+    return scaled
 
 
 def _squares(first: FloatArray, second: FloatArray) -> FloatArray:

@@ -13,6 +13,8 @@ from lerobot_craft.lerobot_api.policies import PolicyConfig
 
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
 _POSTPROCESSOR_FILE = "policy_postprocessor.json"
+_PROMPT_MASK = "observation.language.attention_mask"
+_SHORTEST_WORD = 3  # letters: a shorter word may be as many tokens as letters and still be known
 
 
 class ProcessorStep(Protocol):
@@ -212,6 +214,47 @@ def set_stats(processor: Processor, stats: Mapping[str, Mapping[str, Tensor]]) -
     flat = {f"{name}.{stat}": values for name, known in stats.items() for stat, values in known.items()}
     for step in filter(is_normalizer, processor.steps):
         step.load_state_dict(flat)
+
+
+def unknown_words(preprocessor: Processor, text: str) -> list[str]:
+    """Words of a text that the tokenizer does not know: it spells them byte by byte, or has its unknown token for them.
+
+    Without a tokenizer there are none.
+    """
+    step = _tokenizer_step(preprocessor)
+    if step is None:
+        return []
+    tokenizer, found = step.input_tokenizer, []
+    for number, word in enumerate(text.split()):
+        spoken = f" {word}" if number else word
+        tokens = tokenizer(spoken, add_special_tokens=False)["input_ids"]
+        spelled = len(word) >= _SHORTEST_WORD and len(tokens) >= len(word.encode())
+        if spelled or (tokenizer.unk_token_id is not None and tokenizer.unk_token_id in tokens):
+            found.append(word)
+    return found
+
+
+def tokens_cut_off(raw: Mapping[str, Any], camera_keys: Iterable[str], preprocessor: Processor) -> tuple[int, int]:
+    """Tokens of the longest prompt of a batch that the policy does not get to read, and how many it reads at most.
+
+    The prompt is what the policy makes of instruction and state, so the whole preprocessor runs.
+    """
+    step = _tokenizer_step(preprocessor)
+    if step is None:
+        return 0, 0
+    truncation = step.truncation
+    step.truncation = False
+    try:
+        mask = policy_batch(raw, camera_keys, preprocessor)[_PROMPT_MASK]
+    finally:
+        step.truncation = truncation
+    return max(0, int(mask.sum(dim=1).max()) - step.max_length), step.max_length
+
+
+def _tokenizer_step(preprocessor: Processor) -> Any | None:
+    from lerobot.processor.tokenizer_processor import TokenizerProcessorStep
+
+    return next((step for step in preprocessor.steps if isinstance(step, TokenizerProcessorStep)), None)
 
 
 def policy_batch(raw: Mapping[str, Any], camera_keys: Iterable[str], preprocessor: Processor) -> dict[str, Any]:

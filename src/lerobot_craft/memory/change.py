@@ -11,12 +11,14 @@ from torch import Tensor
 from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.frames import choose_frames
 from lerobot_craft.anchors.manifest import InputFeature
+from lerobot_craft.anchors.plan import plain
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.memory.format import ACTION, Memory, Source, picture_shape
 
 FRAMES_PER_TASK = 100
 MAX_BYTES = 64 * 2**20
+_LISTED = 12  # instructions in a message
 
 
 def extended(old: Memory | None, added: Memory, *, frames_per_task: int, max_bytes: int) -> Memory:
@@ -53,7 +55,7 @@ def forgotten(memory: Memory, instruction: str) -> Memory | None:
     if instruction not in memory.instructions:
         raise CraftError(
             f"the memory has no task {instruction!r}, so there is nothing to forget: "
-            f"{did_you_mean(instruction, memory)}"
+            f"{did_you_mean(instruction, memory.instructions)}"
         )
     rows = (memory.dense("instruction") != memory.instructions.index(instruction)).nonzero().squeeze(1)
     return memory.take(rows) if len(rows) else None
@@ -86,10 +88,18 @@ def thinned(memory: Memory, max_bytes: int) -> Memory:
     return memory.take(torch.cat(rows))
 
 
-def did_you_mean(instruction: str, memory: Memory) -> str:
-    """A guess which of a memory's instructions was meant, or all of them."""
-    near = difflib.get_close_matches(instruction, memory.instructions, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"it has {'; '.join(map(repr, memory.instructions))}"
+def did_you_mean(instruction: str, known: Sequence[str]) -> str:
+    """A guess which of the known instructions was meant, or a list of them."""
+    as_written = {plain(name): name for name in reversed(known)}
+    near = difflib.get_close_matches(plain(instruction), as_written, n=1)
+    if not near:  # other words around the same thing
+        words = {name: set(name.split()) & set(plain(instruction).split()) for name in as_written}
+        rare = {name: sum(1 / sum(word in of for of in words.values()) for word in words[name]) for name in words}
+        near = [name for name, score in rare.items() if score >= 1 and score == max(rare.values())][:1]
+    if near:
+        return f"did you mean {as_written[near[0]]!r}?"
+    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+    return f"known are {'; '.join(map(repr, known[:_LISTED]))}{more}"
 
 
 def _joined(old: Memory, added: Memory) -> Memory:

@@ -123,6 +123,9 @@ class CraftConfig:
     old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # For cross: a file with one instruction per line, or the instructions with ; between them.
     old_instructions: str | None = None
+    # true: refuse to train where an old instruction looks wrong: it is in no list that was found, the tokenizer cuts it
+    # off or does not know a word, or the policy acts under it as under nonsense. false: warn.
+    strict: bool = False
     # Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
     num_anchors: int | None = None
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a

@@ -23,9 +23,11 @@ from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats
 from lerobot_craft.teacher.weights import check_weights, require_weights
+from lerobot_craft.training.anchoring.asking import adapter_off
 from lerobot_craft.training.anchoring.probe import ActionProbe
 from lerobot_craft.training.anchoring.probed import make_probe
 from lerobot_craft.training.anchoring.remembered import Remembered, find_memory, open_remembered
+from lerobot_craft.training.anchoring.wording import check_wording
 from lerobot_craft.training.config import CraftConfig, Normalization
 from lerobot_craft.training.master_weights import make_masters
 from lerobot_craft.training.methods.method import Context, Method
@@ -144,6 +146,8 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     began = time.perf_counter()
     probe = before = remembered = carried = None
     if origin is not None:
+        if not cfg.resume:
+            craft = _worded(cfg, craft, policy, processors, origin, dataset)
         before, remembered = _memory(cfg, craft, origin, instructions(dataset.meta))
         if accelerator.is_main_process and not cfg.resume:
             _compare_rates(craft, before, cfg.dataset.repo_id, float(dataset.meta.fps))
@@ -187,6 +191,20 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         remembered,
         carried,
     )
+
+
+def _worded(
+    cfg: Any,
+    craft: CraftConfig,
+    policy: nn.Module,
+    processors: tuple[Processor, Processor],
+    origin: Origin,
+    dataset: Any,
+) -> CraftConfig:
+    """The settings with the old instructions as the policy before fine-tuning knows them."""
+    teacher = Teacher(unwrapped(policy), *processors, cfg.policy, origin.fingerprint)
+    with undisturbed_rng(), adapter_off(policy):
+        return check_wording(cfg, craft, Path(origin.path), teacher, dataset)
 
 
 def _memory(

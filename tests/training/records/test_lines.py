@@ -153,6 +153,8 @@ def test_the_banner_says_every_setting_of_the_specification():
         "Anchor batch size: 2",
         "Retention frequency K: every 7 steps",
         "Number of anchors: 123 of 2 old tasks",
+        "  'a'",
+        "  'b'",
         "CRaFT enabled",
         "Retention Mode: hidden",
         "Initial lambda: 1 (one per old task, rule ascent)",

@@ -17,7 +17,7 @@ from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.datasets import fingerprint_in
-from lerobot_craft.memory.change import did_you_mean, episodes_of
+from lerobot_craft.memory.change import episodes_of
 from lerobot_craft.memory.dataset import as_old_data
 from lerobot_craft.memory.format import Memory, memory_in
 from lerobot_craft.training.config import CraftConfig
@@ -180,8 +180,7 @@ def _as_remembered(task: str, memory: Memory) -> str:
             return known
     logger.warning(
         "--craft.old_instructions names %r, which the memory has no frame of: it is held in frames of the new task "
-        "only, and nothing verifies it (%s)",
+        "only, and nothing verifies it",
         task,
-        did_you_mean(task, memory),
     )
     return task

@@ -197,6 +197,7 @@ def _anchor_lines(
         f"Anchor batch size: {config.anchor_batch_size}",
         f"Retention frequency K: every {count(config.retention_freq, 'step')}",
         f"Number of anchors: {'unknown' if anchors is None else anchors}{of_tasks}",
+        *(f"  {task!r}" for task in tasks),
     ]
 
 
