@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.evaluation.acting import take_frames
 from lerobot_craft.memory.change import did_you_mean
-from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import write_memory
 from lerobot_craft.training.anchoring.wording import (
     compare_with_lists,
@@ -127,6 +127,14 @@ def test_what_the_policy_does_not_hear_is_named():
     assert about_c.startswith("'c': the policy does what it does under 'a'")
     assert unheard(["a", "b", "c"], distance, variation, {"a", "c"}) == [about_b]  # both are tasks of a list
     assert len(unheard(["a", "b", "c"], distance, variation * 20, {"a", "b", "c"})) == 3  # all of it is chance
+
+
+def test_less_is_asked_of_words_that_are_in_a_list():
+    place = np.array([[0.5, 0.0], [0.0, 0.0], [0.0, 0.4]])
+    distance = np.linalg.norm(place[:, None] - place[None], axis=-1)
+    variation = np.full(3, 0.2)
+    assert unheard(["a"], distance, variation, {"a"}) == []
+    assert len(unheard(["a"], distance, variation, set())) == 1
 
 
 @pytest.fixture
