@@ -50,7 +50,7 @@ def test_what_is_meant_beyond_doubt_is_set_right(given, named, notes):
 def test_what_is_in_no_list_is_doubted(given, meant):
     found = compare_with_lists(f"{given}; {PRESS}", LISTS)
     assert found.instructions == [given, PRESS]
-    assert found.doubts == [f"{given!r} is not in the memory: did you mean {meant!r}?"]
+    assert found.doubts == [f"{given!r} is in no list of the policy's tasks (the memory): did you mean {meant!r}?"]
 
 
 def test_a_guess_needs_something_in_common():
@@ -152,13 +152,13 @@ def test_a_misworded_run_is_warned_and_strict_refuses(train_flags, craft_train, 
     given = f"--craft.old_instructions=pull the drawer open; {PRESS.upper()}."
     assert craft_train(*flags, *OWN, given, "--craft.strict=true") == 2
     refused = capfd.readouterr().err
-    assert "'pull the drawer open' is not in the dataset local/old" in refused
+    assert "'pull the drawer open' is in no list of the policy's tasks (the dataset local/old" in refused
     assert f"did you mean {OPEN!r}?" in refused
     assert not (tmp_path / "run" / "checkpoints").exists()
 
     assert craft_train(*flags, *OWN, given) == 0
     said = capfd.readouterr().err
-    assert "'pull the drawer open' is not in the dataset local/old" in said
+    assert "'pull the drawer open' is in no list of the policy's tasks (the dataset local/old" in said
     assert "the policy's tokenizer has no token for 'pull'" in said
     assert f"is read as {PRESS!r}" in said
     assert f"  {PRESS!r}\n" in said  # the banner

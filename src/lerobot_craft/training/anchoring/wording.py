@@ -122,7 +122,7 @@ def known_lists(craft: CraftConfig, checkpoint: Path) -> dict[str, list[str]]:
     """
     lists: dict[str, list[str]] = {}
     if (place := memory_in(checkpoint) if craft.memory == OFF else find_memory(craft.memory, checkpoint)) is not None:
-        lists[_MEMORY] = list(read_memory(place, verify=False).instructions)
+        lists[_MEMORY] = list(read_memory(place).instructions)
     for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
         meta = open_metadata(repo_id, root, craft.old_dataset.revision)
         lists[f"--craft.old_dataset {repo_id}"] = instructions(meta)
@@ -189,7 +189,9 @@ def compare_with_lists(given: str | None, lists: Lists) -> Found:
         else:
             named.append(task)
             if known:
-                doubts.append(f"{task!r} is not in {' or '.join(lists)}: {did_you_mean(task, known)}")
+                doubts.append(
+                    f"{task!r} is in no list of the policy's tasks ({'; '.join(lists)}): {did_you_mean(task, known)}"
+                )
             elif len(parts) > 1 and task == given.strip():
                 doubts.append(
                     f"{task!r} is one instruction with commas. If these are {len(parts)}, put ; between them; if it is "
