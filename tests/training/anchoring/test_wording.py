@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.evaluation.acting import take_frames
 from lerobot_craft.memory.change import did_you_mean
 from lerobot_craft.memory.format import write_memory
 from lerobot_craft.training.anchoring.wording import (
+    check_wording,
     compare_with_lists,
     known_lists,
     read_by_tokenizer,
@@ -186,6 +188,12 @@ def test_looking_changes_no_step(train_flags, craft_train, knowing, tmp_path, mo
         assert craft_train(*flags, *OWN, f"--craft.old_instructions={OPEN}") == 0
         return [values["loss"] for values in read_metrics(tmp_path / name)]
 
+    def and_draws(*given):
+        found = check_wording(*given)
+        torch.rand(3)
+        return found
+
+    monkeypatch.setattr("lerobot_craft.training.session.check_wording", and_draws)
     looked = losses("looked")
     monkeypatch.setattr("lerobot_craft.training.session.check_wording", lambda cfg, craft, *rest: craft)
     assert losses("not") == looked
