@@ -214,6 +214,7 @@ def test_contradictory_options_are_refused(options, sentence):
 
 def test_old_instructions_are_read_from_a_text_or_a_file(tmp_path):
     assert parse_old_instructions(f"{OPEN}; {CLOSE} ;;{OPEN}") == [OPEN, CLOSE]
+    assert parse_old_instructions(f"{OPEN}; slowly\n{CLOSE}\n") == [f"{OPEN}; slowly", CLOSE]
     assert parse_old_instructions("x" * 100_000) == ["x" * 100_000]
     file = tmp_path / "old.txt"
     file.write_text(f"{OPEN}; slowly\n\n  {CLOSE}\r\n", encoding="utf-8")

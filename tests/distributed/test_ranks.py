@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.core.ranks import main_decides
+from lerobot_craft.core.ranks import main_decides, main_says
 from lerobot_craft.lerobot_api.training import make_accelerator
 from tests.warm_process import free_port
 
@@ -68,6 +68,8 @@ def decided(rank, directory):
         assert (mine / "file").exists() == (of_main == (rank == 0))
         assert main_decides((mine / "file").exists) == of_main
     assert main_decides(lambda: rank == 0 or pytest.fail("only the main rank is asked"))
+    for text in ("drawer öffnen", ""):
+        assert main_says(lambda text=text: text if rank == 0 else pytest.fail("only the main rank is asked")) == text
 
 
 def test_the_main_rank_decides_for_both(tmp_path):
@@ -77,3 +79,4 @@ def test_the_main_rank_decides_for_both(tmp_path):
 def test_a_process_alone_decides_for_itself():
     assert main_decides(lambda: True)
     assert not main_decides(lambda: False)
+    assert main_says(lambda: "open") == "open"

@@ -57,7 +57,7 @@ def test_forgetting(memories):
 def test_forgetting_what_is_not_there_names_what_was_meant(memories):
     with pytest.raises(CraftError, match=f"did you mean '{OLD_TASKS[0]}'"):
         forgotten(memories("smolvla"), "open the drawers")
-    with pytest.raises(CraftError, match="it has 'open the drawer';"):
+    with pytest.raises(CraftError, match="known are 'open the drawer';"):
         forgotten(memories("smolvla"), "xyz")
 
 

@@ -82,7 +82,11 @@ def take_frames(
     """
     masks = adapter_for(teacher.config).masks_missing_cameras(teacher.policy)
     require_features(
-        teacher.config, dataset.meta.features, dataset=dataset.repo_id, masks_missing_cameras=masks, rename_map=rename_map
+        teacher.config,
+        dataset.meta.features,
+        dataset=dataset.repo_id,
+        masks_missing_cameras=masks,
+        rename_map=rename_map,
     )
     table = frame_table(dataset)
     rows = np.sort(choose_frames(table, count, seed))

@@ -5,12 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.evaluation.acting import take_frames
 from lerobot_craft.memory.change import did_you_mean
-from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import write_memory
 from lerobot_craft.training.anchoring.wording import (
+    check_wording,
     compare_with_lists,
     known_lists,
     read_by_tokenizer,
@@ -50,7 +52,7 @@ def test_what_is_meant_beyond_doubt_is_set_right(given, named, notes):
 def test_what_is_in_no_list_is_doubted(given, meant):
     found = compare_with_lists(f"{given}; {PRESS}", LISTS)
     assert found.instructions == [given, PRESS]
-    assert found.doubts == [f"{given!r} is not in the memory: did you mean {meant!r}?"]
+    assert found.doubts == [f"{given!r} is in no list of the policy's tasks (the memory): did you mean {meant!r}?"]
 
 
 def test_a_guess_needs_something_in_common():
@@ -129,6 +131,14 @@ def test_what_the_policy_does_not_hear_is_named():
     assert len(unheard(["a", "b", "c"], distance, variation * 20, {"a", "b", "c"})) == 3  # all of it is chance
 
 
+def test_less_is_asked_of_words_that_are_in_a_list():
+    place = np.array([[0.5, 0.0], [0.0, 0.0], [0.0, 0.4]])
+    distance = np.linalg.norm(place[:, None] - place[None], axis=-1)
+    variation = np.full(3, 0.2)
+    assert unheard(["a"], distance, variation, {"a"}) == []
+    assert len(unheard(["a"], distance, variation, set())) == 1
+
+
 @pytest.fixture
 def knowing(checkpoints, anchor_data, tmp_path):
     """A policy that names the dataset it was trained on."""
@@ -144,13 +154,13 @@ def test_a_misworded_run_is_warned_and_strict_refuses(train_flags, craft_train, 
     given = f"--craft.old_instructions=pull the drawer open; {PRESS.upper()}."
     assert craft_train(*flags, *OWN, given, "--craft.strict=true") == 2
     refused = capfd.readouterr().err
-    assert "'pull the drawer open' is not in the dataset local/old" in refused
+    assert "'pull the drawer open' is in no list of the policy's tasks (the dataset local/old" in refused
     assert f"did you mean {OPEN!r}?" in refused
     assert not (tmp_path / "run" / "checkpoints").exists()
 
     assert craft_train(*flags, *OWN, given) == 0
     said = capfd.readouterr().err
-    assert "'pull the drawer open' is not in the dataset local/old" in said
+    assert "'pull the drawer open' is in no list of the policy's tasks (the dataset local/old" in said
     assert "the policy's tokenizer has no token for 'pull'" in said
     assert f"is read as {PRESS!r}" in said
     assert f"  {PRESS!r}\n" in said  # the banner
@@ -178,6 +188,12 @@ def test_looking_changes_no_step(train_flags, craft_train, knowing, tmp_path, mo
         assert craft_train(*flags, *OWN, f"--craft.old_instructions={OPEN}") == 0
         return [values["loss"] for values in read_metrics(tmp_path / name)]
 
+    def and_draws(*given):
+        found = check_wording(*given)
+        torch.rand(3)
+        return found
+
+    monkeypatch.setattr("lerobot_craft.training.session.check_wording", and_draws)
     looked = losses("looked")
     monkeypatch.setattr("lerobot_craft.training.session.check_wording", lambda cfg, craft, *rest: craft)
     assert losses("not") == looked

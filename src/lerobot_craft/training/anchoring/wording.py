@@ -37,14 +37,18 @@ logger = logging.getLogger(__name__)
 Lists = Mapping[str, Sequence[str]]  # what a list is called -> its instructions
 
 NONSENSE = ("blorp fizzle quux", "purple ideas sleep furiously")
-# Words are heard when they are further from nonsense than this many times the distance between two kinds of nonsense:
-# half of what right words had in the demo (decision 0032).
+# Words that are in no list count as heard when they are further from nonsense than this many times the distance between
+# two kinds of nonsense: half of what right words had in the demo (decision 0032).
 _HEARD = 1.5
 FRAMES = 8
 _REMEDY = (
     "Give the words that the policy was trained with, as its dataset's meta/tasks.parquet has them. "
     "--craft.strict=true refuses instead of warning."
 )
+
+
+_MEMORY = "the memory"
+_RECORD = "the checkpoint's own record"  # what an earlier run was told, which may have been wrong too
 
 
 class Found(NamedTuple):
@@ -89,7 +93,7 @@ def _look(cfg: Any, craft: CraftConfig, checkpoint: Path, teacher: Teacher, data
     asked = found.instructions or _unlisted(craft, lists)
     if asked and adapter_for(teacher.config).reads_instruction and not cfg.dataset.streaming:
         frames = take_frames(teacher, dataset, FRAMES, FRAMES, 0, cfg.rename_map)
-        known = {instruction for names in lists.values() for instruction in names}
+        known = {task for name, tasks in lists.items() if name != _RECORD for task in tasks}
         found.doubts.extend(read_by_tokenizer(teacher, frames, asked))
         found.doubts.extend(heard_by_policy(teacher, frames, asked, known))
     for note in found.notes:
@@ -109,9 +113,6 @@ def _unlisted(craft: CraftConfig, lists: Lists) -> list[str]:
     return list(dict.fromkeys(held))
 
 
-_MEMORY = "the memory"
-
-
 def known_lists(craft: CraftConfig, checkpoint: Path) -> dict[str, list[str]]:
     """Every list of tasks that tells what a policy was trained on, by what it is called; nothing is downloaded for it.
 
@@ -121,7 +122,7 @@ def known_lists(craft: CraftConfig, checkpoint: Path) -> dict[str, list[str]]:
     """
     lists: dict[str, list[str]] = {}
     if (place := memory_in(checkpoint) if craft.memory == OFF else find_memory(craft.memory, checkpoint)) is not None:
-        lists[_MEMORY] = list(read_memory(place, verify=False).instructions)
+        lists[_MEMORY] = list(read_memory(place).instructions)
     for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
         meta = open_metadata(repo_id, root, craft.old_dataset.revision)
         lists[f"--craft.old_dataset {repo_id}"] = instructions(meta)
@@ -142,7 +143,7 @@ def _of_record(checkpoint: Path) -> dict[str, list[str]]:
     output_dir = checkpoint.resolve().parents[2]
     if checkpoint.resolve().parents[1].name == CHECKPOINTS and (output_dir / RUN_FILE).is_file():
         tasks += read_run_file(output_dir).tasks
-    return {"the checkpoint's own record": list(dict.fromkeys(tasks))}
+    return {_RECORD: list(dict.fromkeys(tasks))}
 
 
 def _of_trained_on(checkpoint: Path) -> dict[str, list[str]]:
@@ -188,7 +189,9 @@ def compare_with_lists(given: str | None, lists: Lists) -> Found:
         else:
             named.append(task)
             if known:
-                doubts.append(f"{task!r} is not in {' or '.join(lists)}: {did_you_mean(task, known)}")
+                doubts.append(
+                    f"{task!r} is in no list of the policy's tasks ({'; '.join(lists)}): {did_you_mean(task, known)}"
+                )
             elif len(parts) > 1 and task == given.strip():
                 doubts.append(
                     f"{task!r} is one instruction with commas. If these are {len(parts)}, put ; between them; if it is "
@@ -222,17 +225,18 @@ def heard_by_policy(teacher: Teacher, frames: Frames, asked: Sequence[str], know
 def unheard(asked: Sequence[str], distance: FloatArray, variation: FloatArray, known: set[str]) -> list[str]:
     """What to say of instructions that act as nonsense does, or as another one does.
 
-    Two instructions of a list may well ask for the same; an unlisted one that does what another does is doubted.
+    Words that are in a list are right, so less is asked of them: that chance alone does not explain what they change.
+    Two of them may well ask for the same.
 
     Args:
         asked: The instructions; both kinds of nonsense come after them in what follows.
         distance: Between the actions under each two [I + 2, I + 2], in standard deviations of the policy's actions.
         variation: Of the actions under each between two draws of noise [I + 2].
-        known: Instructions that are in a list.
+        known: Instructions that the policy was trained with.
     """
     doubts = []
     for i, task in enumerate(asked):
-        from_nonsense, needed = heard_margin(i, distance, variation)
+        from_nonsense, needed = heard_margin(i, distance, variation, listed=task in known)
         if from_nonsense <= needed:
             doubts.append(
                 f"{task!r}: the policy does not react to these words. In frames of the new task its actions differ "
@@ -250,8 +254,8 @@ def unheard(asked: Sequence[str], distance: FloatArray, variation: FloatArray, k
     return doubts
 
 
-def heard_margin(i: int, distance: FloatArray, variation: FloatArray) -> tuple[float, float]:
-    """How far instruction i is from nonsense, and how far it must be to count as heard."""
-    between = distance[-2, -1]
+def heard_margin(i: int, distance: FloatArray, variation: FloatArray, *, listed: bool) -> tuple[float, float]:
+    """How far instruction i is from nonsense, and what it must exceed to count as heard."""
     chance = max(variation[i], *variation[-2:])
-    return float(distance[i, -2:].min()), float(max(chance, _HEARD * between))
+    needed = chance if listed else max(chance, _HEARD * distance[-2, -1])
+    return float(distance[i, -2:].min()), float(needed)
