@@ -18,6 +18,7 @@ from tests.warm_process import environment
 
 # A budget that is missed, so that multipliers move; each old task has its own.
 BUDGET = {
+    "craft__use_grad_projection": "true",
     "craft__epsilon_start": 1e-6,
     "craft__epsilon_end": 1e-6,
     "craft__epsilon_unit": "absolute",
@@ -53,7 +54,7 @@ def assert_same_run(many: Run, one: Run, rel: float = 1e-3) -> None:
     for run in (one, many):
         assert run.exit_code == 0, run.said()[-3000:]
     for mine, expected in zip(many.metrics, one.metrics, strict=True):
-        assert mine.keys() == expected.keys()
+        assert mine.keys() >= expected.keys()  # where gradients are added, one process has no norms of each
         for name, value in expected.items():
             if isinstance(value, float):
                 assert mine[name] == pytest.approx(value, rel=rel, abs=1e-6), (name, expected["step"])

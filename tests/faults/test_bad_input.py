@@ -75,7 +75,12 @@ MISTAKES = {
         "/nowhere/c",
     ),
     "empty list of instructions": (
-        {"craft__anchor_source": "cross", "craft__old_instructions": " ; ", "craft__old_dataset.repo_id": None},
+        {
+            "craft__anchor_source": "cross",
+            "craft__old_instructions": " ; ",
+            "craft__old_dataset.repo_id": None,
+            "craft__old_dataset.root": None,
+        },
         "instruction",
     ),
     "online without data": (
@@ -119,7 +124,9 @@ def test_a_cache_of_another_kind_is_refused_with_the_command_that_builds_the_rig
 ):
     cache = build("smolvla", retention_mode="action")
     flags = constrained(
-        **{"craft__retention_mode": "hidden", "craft__anchor_cache_dir": cache, "craft__old_dataset.repo_id": None}
+        craft__retention_mode="hidden",
+        craft__anchor_cache_dir=cache,
+        **{"craft__old_dataset.repo_id": None, "craft__old_dataset.root": None},
     )
     assert craft_train(*flags) == 2
     assert "craft cache build --retention_mode=hidden" in capfd.readouterr().err

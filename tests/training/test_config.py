@@ -56,6 +56,7 @@ OTHER = {
     "normalization": "merge",
     "preload": True,
     "save_minutes": 2.5,
+    "strict": True,
     "anchor_cache_dir": Path("caches/a=b"),
     "anchor_batch_size": 3,
     "retention_freq": 2,

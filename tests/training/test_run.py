@@ -74,8 +74,11 @@ def test_every_kind_of_retention_trains_and_logs(policy_type, mode, flags, craft
     assert [values["step"] for values in logged] == [1, 2, 3]
     for values in logged:
         assert values["mode"] == mode
-        assert {"loss", "retention_loss", "lambda", "epsilon", "conflict", "dot", "cos"} <= values.keys()
-        assert {"task_norm", "retention_norm", "merged_norm", "grad_norm", "retention_s"} <= values.keys()
+        assert {"loss", "retention_loss", "lambda", "epsilon", "retention_s"} <= values.keys()
+        assert {"merged_norm", "grad_norm"} <= values.keys()
+        apart = {"conflict", "dot", "cos", "task_norm", "retention_norm"}
+        added = mode == "action" and policy_type != "pi0_fast"  # one sum: its terms have no norms
+        assert added or apart <= values.keys()
         assert all(math.isfinite(value) for value in values.values() if isinstance(value, float))
     first, *_, last = logged
     if mode != "token_ce":  # a cross-entropy is not 0 even for the teacher itself
@@ -85,7 +88,7 @@ def test_every_kind_of_retention_trains_and_logs(policy_type, mode, flags, craft
     assert tasks == set(OLD_TASKS)
     assert [row["step"] for row in read_history(run)] == [1, 2, 3]
     cosines = [value for key, value in list(read_modules(run))[-1].items() if key.startswith("cos/")]
-    assert cosines, "at least one module is reached"
+    assert added or cosines, "at least one module is reached"
     assert all(-1 <= cos <= 1 for cos in cosines)
     record = read_run_file(run)
     assert (record.end_step, record.took.anchor_steps, record.anchors.number) == (3, 3, 12)

@@ -175,18 +175,27 @@ def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
 
 
 def _remember(cell: Run) -> None:
-    """Give the policy that a run starts from a memory, as a user would; later stages of a sequence have theirs."""
-    from lerobot_craft.cli.remember import run as remember
+    """Give the policy of a run a memory, as `craft remember` does; later stages of a sequence have theirs."""
+    from lerobot_craft.anchors.manifest import MEMORY_FOLDER
+    from lerobot_craft.lerobot_api.datasets import open_dataset, records_success
+    from lerobot_craft.lerobot_api.policies import load_policy_config
+    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.memory.change import extended
+    from lerobot_craft.memory.collect import from_dataset
+    from lerobot_craft.memory.format import SourceKind, write_memory
 
     shutil.copytree(cell.start, cell.remembering, dirs_exist_ok=True)
     if cell.before is not None:
         return
+    config = load_policy_config(cell.remembering, ("--device=cpu",))
+    wanted, memory = cell.frames_per_task, None
     for known in cell.known_data:
-        flags = {**_dataset_flags(known.data), "frames_per_task": cell.frames_per_task}
-        argv = [str(cell.remembering), *as_argv(flags)]
-        sys.stdout.write(f"{shlex.join(['craft', 'remember', *argv])}\n")
-        if remember(argv) != 0:
-            raise CraftError(f"`craft remember` failed in {cell.directory}")
+        dataset = open_dataset(f"craft/{known.data.name}", known.data, policy_config=config)
+        kind: SourceKind = "rollouts" if records_success(dataset) else "demonstrations"
+        added = from_dataset(dataset, config, kind=kind, frames_per_task=wanted, seed=RememberFlags.seed)
+        memory = extended(memory, added, frames_per_task=wanted, max_bytes=RememberFlags.max_bytes)
+    if memory is not None:
+        write_memory(memory, cell.remembering / MEMORY_FOLDER)
 
 
 @_work.register
@@ -244,6 +253,7 @@ def _measured(output_dir: Path) -> dict[str, Any]:
 
 
 def _player(cell: Cell, checkpoint: Path) -> Any:
+    import lerobot_craft.tiny  # noqa: F401  # registers the small policies, for a process that trained none
     from lerobot_craft.lerobot_api.rollouts import load_player
     from lerobot_craft.teacher.weights import check_weights
 

@@ -81,4 +81,5 @@ def parse_flags[Config](
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]  # of several types

@@ -84,8 +84,9 @@ def _parse(argv: Sequence[str]) -> Any:
 
 
 def _advice(reason: str) -> str:
-    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()]
-    return f"{lines[0].removesuffix('.') if lines else 'the flags are wrong'} (`craft train --help` lists the flags)"
+    lines = [line.strip() for line in reason.strip().splitlines() if line.strip()] or ["the flags are wrong"]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # of several types, what the first one says
+    return f"{said.removesuffix('.')} (`craft train --help` lists the flags)"
 
 
 def _output_dir_exists(argv: Sequence[str]) -> str:

@@ -1,17 +1,14 @@
 """One run of `craft train`, from validated settings to the summary."""
 
 import contextlib
-import dataclasses
 import logging
 import signal
 from functools import partial
 from typing import Any
 
-from lerobot_craft.anchors.recipe import anchor_batch_size, num_anchors, num_draws
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.launch import check_launch
 from lerobot_craft.lerobot_api.training import make_accelerator
-from lerobot_craft.policies import adapter_for
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
 from lerobot_craft.training.output.checkpoints import clear_leftovers, point_last_at_resumed
@@ -54,8 +51,6 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
     main = accelerator.is_main_process
     if not craft.enabled and craft != type(craft)(preload=craft.preload):
         logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
-    if craft.enabled:
-        craft = _settled(cfg, craft, accelerator.num_processes)
     with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
@@ -65,16 +60,6 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
         stopped = _run(session)
         accelerator.wait_for_everyone()
         return stopped
-
-
-def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
-    """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
-    adapter = adapter_for(cfg.policy)
-    size = anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
-    visits = cfg.steps // craft.retention_freq * size * ranks
-    draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
-    projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection
-    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)
 
 
 def _run(session: Session) -> int:

@@ -1,5 +1,6 @@
 """Everything a run needs before its first step, made in lerobot's order, and checked."""
 
+import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from lerobot_craft.anchors.recipe import anchor_batch_size, num_anchors, num_draws
 from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
@@ -18,7 +20,7 @@ from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
-from lerobot_craft.policies import unwrapped
+from lerobot_craft.policies import adapter_for, unwrapped
 from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats
@@ -125,6 +127,8 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     if craft.enabled:
         check_features(cfg.policy, dataset.meta.features, cfg.rename_map)
     policy = parts.make_student(cfg, dataset)
+    if craft.enabled:
+        craft = _settled(cfg, craft, accelerator.num_processes)
     processors = _processors(cfg, craft, policy, dataset, accelerator)
     origin = _origin(cfg, policy, processors) if craft.enabled else None
     policy = parts.wrap_peft(policy, cfg)
@@ -191,6 +195,16 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         remembered,
         carried,
     )
+
+
+def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
+    """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
+    adapter = adapter_for(cfg.policy)
+    size = anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
+    visits = cfg.steps // craft.retention_freq * size * ranks
+    draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
+    projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection
+    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)
 
 
 def _worded(
