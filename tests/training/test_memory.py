@@ -74,7 +74,7 @@ def test_frames_that_are_kept_out_are_in_no_anchor(craft_train, train_flags, rem
     flags = flags_of(train_flags, "smolvla", run, policy__path=start, craft__anchor_cache_dir=cache)
     assert craft_train(*flags) == 0
     memory = read_memory(start / MEMORY_FOLDER)
-    apart = kept_out(memory, seed=7)
+    apart = kept_out(memory)
     states = memory.dense("input.observation.state")
     store = AnchorStore.open(cache)
     columns = store.take(torch.arange(len(store)))

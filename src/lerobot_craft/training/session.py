@@ -240,7 +240,7 @@ def _memory(
             continue
         memory = read_memory(place)
         if wanted in (None, memory.fingerprint()):
-            return memory, open_remembered(craft, memory, place, new_tasks, int(cfg.seed or 0))
+            return memory, open_remembered(craft, memory, place, new_tasks)
     if wanted is not None:
         raise CraftError(
             f"the memory that this run began with is neither in {cfg.output_dir / BEFORE} nor in {origin.path}: copy "

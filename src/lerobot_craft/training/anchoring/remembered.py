@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +16,6 @@ from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.datasets import fingerprint_in
-from lerobot_craft.memory.change import episodes_of
 from lerobot_craft.memory.dataset import as_old_data
 from lerobot_craft.memory.format import Memory, memory_in
 from lerobot_craft.training.config import CraftConfig
@@ -25,8 +23,9 @@ from lerobot_craft.training.config import CraftConfig
 logger = logging.getLogger(__name__)
 
 AUTO, OFF = "auto", "off"
-# Of a task's frames: how many are kept out of training, and how many at most where they are whole episodes.
-_KEPT_OUT, _KEPT_OUT_AT_MOST = 5, 3
+# Of a task's frames one of so many is kept out of training, and at most so many: more are not measured on, and each
+# frame that is not held was seen to cost (decision 0033).
+_ONE_OF, _KEPT_OUT_AT_MOST = 5, 16
 _FEWEST = 3  # frames of a task, for one of them to be kept out
 
 
@@ -85,9 +84,7 @@ def find_memory(flag: str, checkpoint: Path) -> Path | None:
     )
 
 
-def open_remembered(
-    craft: CraftConfig, memory: Memory, directory: Path, new_tasks: Sequence[str], seed: int
-) -> Remembered | None:
+def open_remembered(craft: CraftConfig, memory: Memory, directory: Path, new_tasks: Sequence[str]) -> Remembered | None:
     """What a run makes of a memory; None where it has no task that is to be kept.
 
     Args:
@@ -95,7 +92,6 @@ def open_remembered(
         memory: Of the policy before fine-tuning.
         directory: Where it was found.
         new_tasks: Instructions of the new task's data: these are learned, not held.
-        seed: Of the choice of frames that are kept out.
     """
     keep = _tasks_to_keep(craft, memory, new_tasks)
     if not keep:
@@ -105,7 +101,7 @@ def open_remembered(
     if not len(rows):
         return Remembered(memory, None, None, tuple(keep), str(directory))
     usable = memory.take(rows)
-    apart = kept_out(usable, seed) if craft.probe_anchors else torch.zeros(len(usable), dtype=torch.bool)
+    apart = kept_out(usable) if craft.probe_anchors else torch.zeros(len(usable), dtype=torch.bool)
     apart &= ~_trained_on_elsewhere(craft, usable)
     held, measured = ((~apart).nonzero().squeeze(1), apart.nonzero().squeeze(1))
     return Remembered(
@@ -113,24 +109,18 @@ def open_remembered(
     )
 
 
-def kept_out(memory: Memory, seed: int) -> Tensor:
-    """Which frames are only measured, bool [n]: a fifth of each task's, and none of a task with fewer than three.
+def kept_out(memory: Memory) -> Tensor:
+    """Which frames are only measured, bool [n]: a fifth of each task's, at most 16, spread over episodes and phases.
 
-    Whole episodes where a task has several and one of them is no more than a third of its frames: a neighbor of a frame
-    that was trained on tells less.
+    None of a task with fewer than three.
     """
     apart = torch.zeros(len(memory), dtype=torch.bool)
-    episodes = episodes_of(memory)
-    for number, task in enumerate(memory.instructions):
-        rows = memory.rows_of(task).numpy()
+    for task in memory.instructions:
+        rows = memory.rows_of(task)
         if len(rows) < _FEWEST:
             continue
-        rng = np.random.default_rng([seed, number + 1])
-        wanted = max(1, round(len(rows) / _KEPT_OUT))
-        chosen = _whole_episodes(rows, episodes[rows], max(wanted, len(rows) // _KEPT_OUT_AT_MOST), wanted, rng)
-        if not len(chosen):
-            chosen = rows[np.linspace(0, len(rows) - 1, wanted + 2).round().astype(int)[1:-1]]
-        apart[torch.from_numpy(chosen)] = True
+        count = min(max(1, round(len(rows) / _ONE_OF)), _KEPT_OUT_AT_MOST)
+        apart[rows[torch.linspace(0, len(rows) - 1, count + 2).round().long()[1:-1]]] = True
     return apart
 
 
@@ -146,18 +136,6 @@ def _trained_on_elsewhere(craft: CraftConfig, memory: Memory) -> Tensor:
             "the memory has frames of --craft.old_dataset: these are not used to measure, as they are trained on"
         )
     return shared[memory.dense("dataset").long()]
-
-
-def _whole_episodes(
-    rows: np.ndarray[Any, Any], episodes: np.ndarray[Any, Any], most: int, wanted: int, rng: np.random.Generator
-) -> np.ndarray[Any, Any]:
-    """Rows of whole episodes in an order of chance, until there are `wanted`; `most` at most, and not all episodes."""
-    chosen: list[int] = []
-    for episode in rng.permutation(np.unique(episodes)):
-        of_episode = rows[episodes == episode]
-        if len(chosen) < wanted and len(chosen) + len(of_episode) <= most:
-            chosen += of_episode.tolist()
-    return np.asarray(sorted(chosen), dtype=np.int64)
 
 
 def _tasks_to_keep(craft: CraftConfig, memory: Memory, new_tasks: Sequence[str]) -> list[str]:
