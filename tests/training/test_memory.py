@@ -68,7 +68,7 @@ def test_the_memory_is_found_held_measured_and_handed_on(craft_train, train_flag
 
 def test_frames_that_are_kept_out_are_in_no_anchor(craft_train, train_flags, remembering, tmp_path):
     from lerobot_craft.anchors.store import AnchorStore
-    from lerobot_craft.training.anchoring.remembered import kept_out
+    from lerobot_craft.memory.kept_out import kept_out
 
     start, run, cache = remembering("smolvla"), tmp_path / "run", tmp_path / "cache"
     flags = flags_of(train_flags, "smolvla", run, policy__path=start, craft__anchor_cache_dir=cache)

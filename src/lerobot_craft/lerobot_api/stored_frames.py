@@ -22,6 +22,10 @@ class FrameTable:
     def __len__(self) -> int:
         return len(self.task)
 
+    def take(self, rows: npt.NDArray[np.int64]) -> "FrameTable":
+        """Only these rows, in this order."""
+        return FrameTable(self.task[rows], self.episode[rows], self.position[rows], self.length[rows])
+
 
 @dataclass(frozen=True)
 class StoredMeta:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Columns, concatenate, take
-from lerobot_craft.anchors.frames import choose_frames
 from lerobot_craft.anchors.manifest import InputFeature
 from lerobot_craft.anchors.plan import plain
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.memory.format import ACTION, Memory, Source, picture_shape
+from lerobot_craft.memory.kept_out import choose_in_task, episodes_of
 
 FRAMES_PER_TASK = 100
 MAX_BYTES = 64 * 2**20
@@ -147,14 +147,7 @@ def _chosen(memory: Memory, rows: Tensor, n: int, seed: list[int]) -> Tensor:
         return rows
     columns = {name: memory.dense(name)[rows].numpy().astype(np.int64) for name in ("position", "length")}
     table = FrameTable(task=np.zeros(len(rows), np.int64), episode=episodes_of(memory)[rows.numpy()], **columns)
-    return rows[torch.from_numpy(choose_frames(table, n, seed))]
-
-
-def episodes_of(memory: Memory) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """A number for the episode of each frame [n]; episodes of different sources have different ones."""
-    pairs = torch.stack([memory.dense("dataset").long(), memory.dense("episode").long()])  # [2, n]
-    numbers: np.ndarray[tuple[int], np.dtype[np.int64]] = pairs.unique(dim=1, return_inverse=True)[1].numpy()
-    return numbers
+    return rows[torch.from_numpy(choose_in_task(table, n, seed))]
 
 
 def _require_alike(old: Memory, added: Memory) -> None:

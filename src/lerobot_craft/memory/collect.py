@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Columns, concatenate
-from lerobot_craft.anchors.frames import choose_frames
 from lerobot_craft.anchors.images import encode_images
 from lerobot_craft.anchors.manifest import InputFeature
 from lerobot_craft.errors import CraftError
@@ -27,6 +26,7 @@ from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.memory.format import ACTION, IS_PAD, Memory, Source, SourceKind, input_column
+from lerobot_craft.memory.kept_out import choose_in_task
 from lerobot_craft.policies import adapter_for
 
 _READ_TOGETHER = 32
@@ -148,8 +148,7 @@ def choose(table: FrameTable, wanted: npt.NDArray[np.int64], frames_per_task: in
     chosen = []
     for task in np.unique(table.task[wanted]):
         own = wanted[table.task[wanted] == task]
-        of_task = FrameTable(table.task[own], table.episode[own], table.position[own], table.length[own])
-        chosen.append(own[choose_frames(of_task, frames_per_task, [seed, int(task) + 1])])
+        chosen.append(own[choose_in_task(table.take(own), frames_per_task, [seed, int(task) + 1])])
     return np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
 
 

@@ -18,15 +18,12 @@ from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.datasets import fingerprint_in
 from lerobot_craft.memory.dataset import as_old_data
 from lerobot_craft.memory.format import Memory, memory_in
+from lerobot_craft.memory.kept_out import kept_out
 from lerobot_craft.training.config import CraftConfig
 
 logger = logging.getLogger(__name__)
 
 AUTO, OFF = "auto", "off"
-# Of a task's frames one of so many is kept out of training, and at most so many: more are not measured on, and each
-# frame that is not held was seen to cost (decision 0033).
-_ONE_OF, _KEPT_OUT_AT_MOST = 5, 16
-_FEWEST = 3  # frames of a task, for one of them to be kept out
 
 
 @dataclass(frozen=True)
@@ -107,21 +104,6 @@ def open_remembered(craft: CraftConfig, memory: Memory, directory: Path, new_tas
     return Remembered(
         memory, usable.take(held), usable.take(measured) if len(measured) else None, tuple(keep), str(directory)
     )
-
-
-def kept_out(memory: Memory) -> Tensor:
-    """Which frames are only measured, bool [n]: a fifth of each task's, at most 16, spread over episodes and phases.
-
-    None of a task with fewer than three.
-    """
-    apart = torch.zeros(len(memory), dtype=torch.bool)
-    for task in memory.instructions:
-        rows = memory.rows_of(task)
-        if len(rows) < _FEWEST:
-            continue
-        count = min(max(1, round(len(rows) / _ONE_OF)), _KEPT_OUT_AT_MOST)
-        apart[rows[torch.linspace(0, len(rows) - 1, count + 2).round().long()[1:-1]]] = True
-    return apart
 
 
 def _trained_on_elsewhere(craft: CraftConfig, memory: Memory) -> Tensor:
