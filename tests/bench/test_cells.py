@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -6,6 +8,7 @@ from lerobot_craft.bench.cells import Base, Demos, Run, Trial
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.plan import plan_cells, plan_runs
 from lerobot_craft.errors import CraftError
+from tests.warm_process import environment
 
 
 def kinds(settings):
@@ -176,3 +179,24 @@ def test_a_policy_without_instructions_keeps_old_tasks_by_old_frames_alone(bench
 def test_what_is_not_known_is_named(bench_settings, change, complaint):
     with pytest.raises(CraftError, match=complaint):
         plan_cells(bench_settings(**change))
+
+
+_PLAYS_FIRST = """
+from types import SimpleNamespace
+from lerobot.configs.policies import PreTrainedConfig
+from lerobot_craft.bench import cell_run
+from lerobot_craft.lerobot_api import rollouts
+
+def load_player(checkpoint, env):
+    assert "pi0_fast_tiny" in PreTrainedConfig.get_known_choices()
+    return SimpleNamespace(policy=SimpleNamespace(peft_config=None))
+
+rollouts.load_player = load_player
+cell_run._player(SimpleNamespace(tasks=["reach-red"], settings=SimpleNamespace(env=str)), "checkpoint")
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_plays_before_it_trains_knows_the_small_policies():
+    done = subprocess.run([sys.executable, "-c", _PLAYS_FIRST], env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
