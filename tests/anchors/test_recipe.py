@@ -59,9 +59,9 @@ def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
 
 @pytest.mark.parametrize(
     ("asked", "adapter", "expected"),
-    [(0, SmolVLAAdapter(), 16), (0, PI0FastAdapter(), 64), (5, SmolVLAAdapter(), 5), (5, PI0FastAdapter(), 5)],
+    [(0, SmolVLAAdapter(), 32), (0, PI0FastAdapter(), 64), (5, SmolVLAAdapter(), 5), (5, PI0FastAdapter(), 5)],
 )
-def test_a_quarter_of_the_batch_are_anchors_and_for_tokens_all_of_it(asked, adapter, expected):
+def test_half_of_the_batch_are_anchors_and_for_tokens_all_of_it(asked, adapter, expected):
     assert anchor_batch_size(asked, 64, adapter) == expected
     assert anchor_batch_size(0, 2, SmolVLAAdapter()) == 1
 

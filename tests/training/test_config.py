@@ -267,8 +267,8 @@ def test_what_is_left_open_depends_on_whether_multipliers_follow_real_frames():
     floored, following = CraftConfig(), CraftConfig().following()
     assert floored.dual() == Dual("ascent", 3.0, 0.01, 3.0, 10.0)
     assert floored.budget() == (1.0, 0.1)
-    assert following.dual() == Dual("ratio", 3.0, 0.3, 0.1, 10.0, fall_rate=0.5, proportional_gain=2.0)
-    assert following.budget() == (1.0, 1.0)
+    assert following.dual() == Dual("ratio", 3.0, 0.3, 1.0, 10.0, fall_rate=0.5, proportional_gain=2.0)
+    assert following.budget() == (0.3, 0.3)
     assert CraftConfig(epsilon_end=0.2).following().budget() == (0.2, 0.2)
     assert CraftConfig(dual_rule="ascent").following() == CraftConfig(dual_rule="ascent")
     assert CraftConfig(initial_lambda=0.05).following().dual().lambda_min == 0.05

@@ -24,8 +24,7 @@ from lerobot_craft.teacher.load import Teacher
 
 logger = logging.getLogger(__name__)
 
-_DRAWN, _WALKED = 0.7, 0.5  # shares of made-up states, for a policy that sees nothing
-_BLANK = 1e-3  # standard deviation of pixels in [0, 1]
+_DRAWN, _WALKED = 0.7, 0.5  # shares of made-up states, where no memory shows real ones
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
-    drawn, walked = _made_states(config, adapter, new, opened is not None)
+    drawn, walked = _made_states(config, adapter, opened is not None)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
@@ -101,28 +100,17 @@ def _fewer(plan: Plan) -> str:
     return f"{len(plan)} anchors instead of {plan.requested}: {' and '.join(parts)}. The datasets have no more frames."
 
 
-def _made_states(
-    config: BuildConfig, adapter: PolicyAdapter, new: Sequence[OpenDataset], has_memory: bool
-) -> tuple[float, float]:
+def _made_states(config: BuildConfig, adapter: PolicyAdapter, has_memory: bool) -> tuple[float, float]:
     """Shares of cross anchors whose states are drawn, and of those that lie on walks.
 
-    A state that is made up contradicts the picture beside it. So by default that is done only for a policy that knows
-    everything from its state, and for one that answers in tokens, which lost skills without (decision 0033).
+    By default they stand in for old frames where there is no memory of any. A policy that answers in tokens lost skills
+    without them (decision 0033).
     """
-    seeing = has_memory or any(_shows_something(opened) for opened in new)
-    makes_up = adapter.output_kind == "logits" or not seeing
-    drawn, walked = (_DRAWN, _WALKED) if makes_up else (0.0, 0.0)
+    drawn, walked = (0.0, 0.0) if has_memory and adapter.output_kind != "logits" else (_DRAWN, _WALKED)
     return (
         drawn if config.drawn_states is None else config.drawn_states,
         walked if config.walked_states is None else config.walked_states,
     )
-
-
-def _shows_something(opened: OpenDataset) -> bool:
-    """Whether a camera's pictures differ, by the dataset's statistics; without statistics they are taken to."""
-    meta = opened.dataset.meta
-    stats = meta.stats or {}
-    return any(float(np.max(stats.get(key, {}).get("std", 1.0))) > _BLANK for key in meta.camera_keys)
 
 
 def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:

@@ -65,11 +65,11 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
 
 
 def anchor_batch_size(asked: int, batch_size: int, adapter: PolicyAdapter) -> int:
-    """Anchors of a step: as many as were asked for, or (0) a quarter of the new samples (decision 0033).
+    """Anchors of a step: as many as were asked for, or (0) half of the new samples (decision 0033).
 
     A policy that answers in tokens gets as many anchors as new samples.
     """
-    return asked or (batch_size if adapter.output_kind == "logits" else max(1, batch_size // 4))
+    return asked or (batch_size if adapter.output_kind == "logits" else max(1, batch_size // 2))
 
 
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
@@ -118,8 +118,8 @@ class BuildConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn. Unset: 0.7 for a policy that answers in tokens, or that sees
-    # nothing (no camera, or pictures that never change) and has no memory; else 0.
+    # Share of the cross anchors whose state is drawn. Unset: 0.7, and 0 beside a memory, but for a policy
+    # that answers in tokens.
     drawn_states: float | None = None
     # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
     # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in
@@ -127,7 +127,7 @@ class BuildConfig:
     draw_from: str = _AUTO
     # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
-    # Unset: 0.5 where drawn_states is 0.7, else 0.
+    # Unset: likewise 0.5 or 0.
     walked_states: float | None = None
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0

@@ -183,7 +183,7 @@ METHODS = {
             "CRaFT, a memory",
             "some",
             _remembered(),
-            Knob(("craft.epsilon_end",), 1.0, (0.05, 0.1, 0.2, 0.5, 1.0)),
+            Knob(("craft.epsilon_end",), 0.3, (0.05, 0.1, 0.2, 0.3, 0.5, 1.0)),
             source="both",
             remembers=True,
         ),
