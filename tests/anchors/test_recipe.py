@@ -6,7 +6,6 @@ from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.recipe import (
     BuildConfig,
     DatasetFlags,
-    anchor_batch_size,
     draws_from_old,
     most_visits,
     num_anchors,
@@ -57,15 +56,6 @@ def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
         draws_from_old(asked, source, PI0FastAdapter())
 
 
-@pytest.mark.parametrize(
-    ("asked", "adapter", "expected"),
-    [(0, SmolVLAAdapter(), 32), (0, PI0FastAdapter(), 64), (5, SmolVLAAdapter(), 5), (5, PI0FastAdapter(), 5)],
-)
-def test_half_of_the_batch_are_anchors_and_for_tokens_all_of_it(asked, adapter, expected):
-    assert anchor_batch_size(asked, 64, adapter) == expected
-    assert anchor_batch_size(0, 2, SmolVLAAdapter()) == 1
-
-
 @pytest.mark.parametrize(("visits", "expected"), [(100, 1), (6400, 3), (10**6, 8)])
 def test_no_more_draws_than_visits(visits, expected):
     assert num_draws(None, visits, 2000) == expected
@@ -79,7 +69,6 @@ def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
         dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
         old_frames=6,
-        drawn_states=0.7,
     )
     plan = prepare(config, teachers(policy)).plan
     assert (plan.requested, int((~plan.cross).sum())) == (cross + 6, 6)

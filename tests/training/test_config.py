@@ -36,13 +36,13 @@ SPECIFIED = {
 }
 # Where the bench knows better (docs/bench.md).
 MEASURED = {
-    "anchor_batch_size": 0,  # by the policy: tests/anchors/test_recipe.py
+    "anchor_batch_size": 0,  # as many as new samples
     "retention_freq": 1,
     "retention_mode": "action",
     "anchor_source": "auto",
     "num_anchors": None,  # by the policy: tests/anchors/test_recipe.py
-    "walked_states": None,  # by what the policy sees: tests/anchors/test_prepare.py
-    "drawn_states": None,
+    "walked_states": 0.5,
+    "drawn_states": 0.7,
     "num_draws": None,  # by the length of training
     "dual_rule": None,  # by what there is to measure on
     "initial_lambda": 3.0,
@@ -267,11 +267,13 @@ def test_what_is_left_open_depends_on_whether_multipliers_follow_real_frames():
     floored, following = CraftConfig(), CraftConfig().following()
     assert floored.dual() == Dual("ascent", 3.0, 0.01, 3.0, 10.0)
     assert floored.budget() == (1.0, 0.1)
-    assert following.dual() == Dual("ratio", 3.0, 0.3, 1.0, 10.0, fall_rate=0.5, proportional_gain=2.0)
-    assert following.budget() == (0.3, 0.3)
+    assert following.dual() == Dual("ratio", 3.0, 0.3, 3.0, 10.0, fall_rate=0.5, proportional_gain=2.0)
+    assert following.budget() == (1.0, 1.0)
     assert CraftConfig(epsilon_end=0.2).following().budget() == (0.2, 0.2)
     assert CraftConfig(dual_rule="ascent").following() == CraftConfig(dual_rule="ascent")
-    assert CraftConfig(initial_lambda=0.05).following().dual().lambda_min == 0.05
+    assert CraftConfig(epsilon_end=0.2).following().dual().lambda_min == 0.1
+    assert CraftConfig(epsilon_end=0.2).dual().lambda_min == 3.0
+    assert CraftConfig(initial_lambda=0.05, epsilon_end=0.2).following().dual().lambda_min == 0.05
 
 
 @pytest.mark.parametrize("clips_nothing", [0.0, -1.0])

@@ -16,8 +16,8 @@ class DocumentsBuild(BuildConfig):
 
     num_samples: int | None = 1000
     anchor_source: str = "dataset"
-    drawn_states: float | None = 0.0
-    walked_states: float | None = 0.0
+    drawn_states: float = 0.0
+    walked_states: float = 0.0
     retention_mode: str = "hidden"
     num_draws: int = 1
 

@@ -24,8 +24,6 @@ from lerobot_craft.teacher.load import Teacher
 
 logger = logging.getLogger(__name__)
 
-_DRAWN, _WALKED = 0.7, 0.5  # shares of made-up states, where no memory shows real ones
-
 
 @dataclass(frozen=True)
 class OldFrames:
@@ -65,7 +63,6 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
-    drawn, walked = _made_states(config, adapter, opened is not None)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
@@ -73,11 +70,11 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         [_source(data) for data in old],
         [_source(data) for data in new],
         _instructions_to_keep(config) if memory is None else memory.instructions,
-        drawn,
+        config.drawn_states,
         config.state_jitter,
         config.old_frames,
-        walked,
-        _walk_length(teacher, new) if walked and new else 1,
+        config.walked_states,
+        _walk_length(teacher, new) if config.walked_states and new else 1,
         draws_from_old(config.draw_from, config.anchor_source, adapter),
         first=0 if opened is None else 1,
     )
@@ -98,19 +95,6 @@ def _fewer(plan: Plan) -> str:
         frames = len(np.unique(origin[plan.cross]))
         parts.append(f"{made} made from {frames} frames, by {len(plan.instructions)} old instructions")
     return f"{len(plan)} anchors instead of {plan.requested}: {' and '.join(parts)}. The datasets have no more frames."
-
-
-def _made_states(config: BuildConfig, adapter: PolicyAdapter, has_memory: bool) -> tuple[float, float]:
-    """Shares of cross anchors whose states are drawn, and of those that lie on walks.
-
-    By default they stand in for old frames where there is no memory of any. A policy that answers in tokens lost skills
-    without them (decision 0033).
-    """
-    drawn, walked = (0.0, 0.0) if has_memory and adapter.output_kind != "logits" else (_DRAWN, _WALKED)
-    return (
-        drawn if config.drawn_states is None else config.drawn_states,
-        walked if config.walked_states is None else config.walked_states,
-    )
 
 
 def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:

@@ -64,14 +64,6 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
     return (_ANCHORS_OF_TOKENS if adapter.output_kind == "logits" else _ANCHORS) + (old_frames or 0)
 
 
-def anchor_batch_size(asked: int, batch_size: int, adapter: PolicyAdapter) -> int:
-    """Anchors of a step: as many as were asked for, or (0) half of the new samples (decision 0033).
-
-    A policy that answers in tokens gets as many anchors as new samples.
-    """
-    return asked or (batch_size if adapter.output_kind == "logits" else max(1, batch_size // 2))
-
-
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
     """Draws of an anchor: as many as were asked for, or (None) no more than a training of so many visits makes."""
     return asked or min(BuildConfig.num_draws, max(1, visits // anchors))
@@ -118,17 +110,15 @@ class BuildConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
     # read from --dataset's metadata.
     old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn. Unset: 0.7, and 0 beside a memory, but for a policy
-    # that answers in tokens.
-    drawn_states: float | None = None
+    # Share of the cross anchors whose state is drawn.
+    drawn_states: float = 0.7
     # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
     # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in
     # tokens; else statistics.
     draw_from: str = _AUTO
     # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
-    # Unset: likewise 0.5 or 0.
-    walked_states: float | None = None
+    walked_states: float = 0.5
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0
     # action | hidden | token_ce. With the last two, a layer or a pooling, what is left open is as the documents of the

@@ -71,9 +71,11 @@ def _measured(rows: Ints, episodes: Ints) -> Ints:
     names, sizes = np.unique(episodes, return_counts=True)
     count = wanted(len(rows))
     if len(names) == 1:
-        return rows[np.linspace(0, len(rows) - 1, count + 2).round().astype(int)[1:-1]]
+        within: Ints = np.linspace(0, len(rows) - 1, count + 2).round().astype(np.int64)[1:-1]
+        return rows[within]
     order = np.argsort(sizes, kind="stable")
     # As many whole episodes as fit, one at least, and never all of them.
     fitting = int(np.searchsorted(np.cumsum(sizes[order]), count, side="right"))
     chosen = order[: min(max(1, fitting), len(names) - 1)]
-    return rows[np.isin(episodes, names[chosen])]
+    measured: Ints = rows[np.isin(episodes, names[chosen])]
+    return measured

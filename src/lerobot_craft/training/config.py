@@ -62,7 +62,7 @@ _AT_LEAST_ZERO = (
     "check_ranks_freq",
 )
 # What is left open of the multipliers: see `dual_rule`.
-_RATIO = Dual("ratio", lambda_lr=0.3, lambda_min=1.0, fall_rate=0.5, proportional_gain=2.0)
+_RATIO = Dual("ratio", lambda_lr=0.3, lambda_min=0.1, fall_rate=0.5, proportional_gain=2.0)
 _FLOORED = Dual("ascent", lambda_lr=0.01, lambda_min=0.0, fall_rate=1.0, proportional_gain=1.0)
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
 
@@ -92,8 +92,7 @@ class CraftConfig:
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Anchors per anchor step (and rank); 0: half of the new samples (--batch_size), of a policy that answers in
-    # tokens (pi0_fast) as many.
+    # Anchors per anchor step (and rank); 0: as many as new samples, --batch_size.
     anchor_batch_size: int = 0
     # K: every K-th step visits anchors.
     retention_freq: int = 1
@@ -131,11 +130,10 @@ class CraftConfig:
     # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
     # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
     old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions. Unset: 0.5, and 0 beside
-    # a memory, but for a policy that answers in tokens.
-    walked_states: float | None = None
-    # For cross: share of states that are drawn (on walks: what is not the robot's own). Unset: likewise 0.7 or 0.
-    drawn_states: float | None = None
+    # For cross: share of anchors on walks of the teacher under old instructions.
+    walked_states: float = 0.5
+    # For cross: share of states that are drawn (on walks: what is not the robot's own).
+    drawn_states: float = 0.7
     # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
     # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
     draw_from: str = "auto"
@@ -163,14 +161,14 @@ class CraftConfig:
     # true: a multiplier for each old task | false: one for all.
     lambda_per_task: bool = True
     # How multipliers move: ascent | pi | log | ratio. What is left open of the next ones depends on what is known: real
-    # old frames that are kept out of training are followed by ratio, up and down; else ascent, and no multiplier falls
-    # below where it starts.
+    # old frames that are kept out of training are followed by ratio, else ascent.
     dual_rule: str | None = None
     # Where multipliers start.
     initial_lambda: float = 3.0
     # How fast they move. Unset: 0.3 for ratio, else 0.01.
     lambda_lr: float | None = None
-    # Unset: 1 for ratio, else where it starts.
+    # How low they may fall. Unset: no lower than they start. But where they follow real frames (ratio) and a budget is
+    # given (epsilon_end), 0.1: then the budget decides.
     lambda_min: float | None = None
     # The largest value of a multiplier.
     lambda_max: float = 10.0
@@ -183,7 +181,7 @@ class CraftConfig:
 
     # The budget of the drift at the first step. Unset: with ratio that of the end, else 1.
     epsilon_start: float | None = None
-    # The budget at the end. Unset: 0.3 with ratio, else 0.1.
+    # The budget at the end. Unset: 1 with ratio, else 0.1.
     epsilon_end: float | None = None
     # Steps from one to the other; 0: all steps.
     epsilon_decay_steps: int = 0
@@ -288,10 +286,9 @@ class CraftConfig:
         rule = self.dual_rule or "ascent"
         preset = _RATIO if rule == "ratio" else _FLOORED
         lambda_min = self.lambda_min
-        if lambda_min is None and rule == "ratio":
-            lambda_min = min(preset.lambda_min, self.initial_lambda)
-        elif lambda_min is None:
-            lambda_min = self.initial_lambda if 0 <= self.initial_lambda <= self.lambda_max else 0.0  # refused there
+        if lambda_min is None:
+            falls = rule == "ratio" and self.epsilon_end is not None
+            lambda_min = min(preset.lambda_min, self.initial_lambda) if falls else self._start()
         return Dual(
             rule=rule,  # type: ignore[arg-type]  # checked there
             initial_lambda=self.initial_lambda,
@@ -303,10 +300,14 @@ class CraftConfig:
             smoothing=self.lambda_smoothing,
         )
 
+    def _start(self) -> float:
+        """Where multipliers start; 0 where that is out of bounds, which is refused with its own sentence."""
+        return self.initial_lambda if 0 <= self.initial_lambda <= self.lambda_max else 0.0
+
     def budget(self) -> tuple[float, float]:
         """At the first step and at the end."""
         follows = self.dual_rule == "ratio"
-        end = (0.3 if follows else 0.1) if self.epsilon_end is None else self.epsilon_end
+        end = (1.0 if follows else 0.1) if self.epsilon_end is None else self.epsilon_end
         start = (end if follows else 1.0) if self.epsilon_start is None else self.epsilon_start
         return start, end
 

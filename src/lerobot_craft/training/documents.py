@@ -16,8 +16,8 @@ class DocumentsConfig(CraftConfig):
     retention_mode: str = DocumentsBuild.retention_mode
     anchor_source: str = DocumentsBuild.anchor_source
     num_anchors: int | None = DocumentsBuild.num_samples
-    walked_states: float | None = DocumentsBuild.walked_states
-    drawn_states: float | None = DocumentsBuild.drawn_states
+    walked_states: float = DocumentsBuild.walked_states
+    drawn_states: float = DocumentsBuild.drawn_states
     num_draws: int | None = DocumentsBuild.num_draws
     dual_rule: str | None = "ascent"
     initial_lambda: float = 1.0

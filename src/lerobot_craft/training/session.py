@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lerobot_craft.anchors.recipe import anchor_batch_size, num_anchors, num_draws
+from lerobot_craft.anchors.recipe import num_anchors, num_draws
 from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
@@ -200,7 +200,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
 def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
     adapter = adapter_for(cfg.policy)
-    size = anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
+    size = craft.anchor_batch_size or cfg.batch_size
     visits = cfg.steps // craft.retention_freq * size * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
     projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection

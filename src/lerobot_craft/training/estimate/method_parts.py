@@ -10,7 +10,7 @@ from torch import nn
 
 from lerobot_craft.anchors.loader import retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
-from lerobot_craft.anchors.recipe import DatasetFlags, anchor_batch_size
+from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.policies import PolicyAdapter, adapter_for, unwrapped
 from lerobot_craft.training.config import CraftConfig
@@ -61,9 +61,7 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
     adapter = adapter_for(cfg.policy)
     retained, manifest = _retained(craft, adapter, unwrapped(policy))
     loss_type = None if craft.method == "lwf" else craft.loss_type
-    anchoring = Anchoring(
-        adapter, retained, loss_type, anchor_batch_size(craft.anchor_batch_size, cfg.batch_size, adapter)
-    )
+    anchoring = Anchoring(adapter, retained, loss_type, craft.anchor_batch_size or cfg.batch_size)
     return MethodParts(rows, anchoring, manifest, kept)
 
 
