@@ -170,8 +170,8 @@ def _learning_lines(step: int, recent_losses: tuple[float, float] | None) -> lis
         return []
     before, last = recent_losses
     return [
-        f"The new task was still being learned: its loss fell from {number(before)} to {number(last)} over the last fifth "
-        f"of the steps. A longer run learns more of it (--steps={2 * step})."
+        f"The new task was still being learned: its loss fell from {number(before)} to {number(last)} over the last "
+        f"fifth of the steps. A longer run learns more of it (--steps={2 * step})."
     ]
 
 
