@@ -7,14 +7,11 @@ import pytest
 from lerobot_craft.training.records.measured import Measured
 
 
-def step(seconds, gpu_gib=None, loss=1.0):
+def step(seconds, gpu_gib=None):
     """lerobot's meters after a step."""
     metrics = {} if gpu_gib is None else {"gpu_mem_gb": None}
     return SimpleNamespace(
-        loss=SimpleNamespace(val=loss),
-        update_s=SimpleNamespace(val=seconds),
-        gpu_mem_gb=SimpleNamespace(val=gpu_gib),
-        metrics=metrics,
+        update_s=SimpleNamespace(val=seconds), gpu_mem_gb=SimpleNamespace(val=gpu_gib), metrics=metrics
     )
 
 
@@ -56,14 +53,3 @@ def test_the_peak_of_this_process_is_that_of_the_system():
         pytest.skip("only Linux tells it in a file")
     high_water = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
     assert Measured().peak().process == pytest.approx(int(high_water.split()[1]) * 1024, rel=0.05)
-
-
-def test_the_losses_of_the_last_two_fifths_of_the_steps_are_compared():
-    measured = Measured()
-    for loss in [9.0] * 30 + [2.0] * 10 + [1.0] * 9:
-        measured.add(step(1.0, loss=loss), {})
-    assert measured.recent_losses == pytest.approx((2.0, 1.0))
-    few = Measured()
-    for _ in range(24):
-        few.add(step(1.0), {})
-    assert few.recent_losses is None

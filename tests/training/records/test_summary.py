@@ -74,14 +74,6 @@ def test_anchors_that_were_learned_by_heart_are_told():
     assert not by_heart(loss_type="l1")
 
 
-def test_a_run_that_ended_while_the_new_task_was_being_learned_says_so():
-    text = text_of(recent_losses=(0.5, 0.4), step=120)
-    assert "its loss fell from 0.500 to 0.400" in text
-    assert "--steps=240" in text
-    assert "still being learned" not in text_of(recent_losses=(0.5, 0.45))
-    assert "still being learned" not in text_of(recent_losses=None)
-
-
 def test_a_run_without_anchors_does_not_claim_to_have_retained():
     text = text_of(config=CraftConfig(method="naive"), epsilon=None, retained=[Outcome(None)], costs=[])
     assert "What was retained: not measured" in text

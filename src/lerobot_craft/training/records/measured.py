@@ -1,15 +1,12 @@
 """What the steps of a run took: time with and without the method's own part, and the most memory that was in use."""
 
 import sys
-from array import array
 from collections.abc import Mapping
-from statistics import fmean
 from typing import Any
 
 from lerobot_craft.training.records.summary import Peak, Timing
 
 _GIB = 2**30
-_FEWEST = 5  # steps whose losses make a mean
 
 
 class Measured:
@@ -19,7 +16,6 @@ class Measured:
         self._steps = self._anchor_steps = self._bounded_steps = 0
         self._update_s = self._extra_s = 0.0
         self._gpu_peaks: dict[bool, int] = {}  # by whether the step had anchors
-        self._losses = array("d")  # of the new task, step by step
 
     def add(self, tracker: Any, found: Mapping[str, Any]) -> None:
         """One step: lerobot's meters, and what the method measured.
@@ -28,7 +24,6 @@ class Measured:
         """
         seconds = tracker.update_s.val
         has_anchors = "retention_loss" in found
-        self._losses.append(tracker.loss.val)
         self._steps += 1
         self._anchor_steps += has_anchors
         self._bounded_steps += found.get("bounded", False)
@@ -46,14 +41,6 @@ class Measured:
     def bounded_share(self) -> float:
         """Of the anchor steps those whose weighted retention gradient was shortened to its bound; 0 without any."""
         return self._bounded_steps / max(1, self._anchor_steps)
-
-    @property
-    def recent_losses(self) -> tuple[float, float] | None:
-        """Of the new task: the mean over the last fifth of the steps but one, and over the last; None of few steps."""
-        fifth = len(self._losses) // 5
-        if fifth < _FEWEST:
-            return None
-        return fmean(self._losses[-2 * fifth : -fifth]), fmean(self._losses[-fifth:])
 
     def peak(self) -> Peak:
         """The most memory that was in use until now."""

@@ -237,7 +237,6 @@ class Recorder:
             held_out=self._probe.num_anchors if self._probe is not None and self._probe.held_out else 0,
             measured_on=None if self._probe is None else self._probe.measured_on,
             bounded_share=self._measured.bounded_share,
-            recent_losses=self._measured.recent_losses,
             bound=craft.surgery(cfg.optimizer.grad_clip_norm).retention_max_norm,
         )
         for line in text.splitlines():

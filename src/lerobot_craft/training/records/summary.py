@@ -24,7 +24,6 @@ from lerobot_craft.training.records.outcomes import Outcome
 _ABSOLUTE = "absolute"
 _BY_HEART = 2.0  # times the drift on anchors that were visited
 _MOSTLY = 0.5  # of the anchor steps
-_STILL_FALLING = 0.15  # of the loss, over a fifth of the steps
 _LOOSER = 3.0  # times the bound: what was tried in docs/decisions/0026
 
 
@@ -77,7 +76,6 @@ def summary(
     bounded_share: float = 0.0,
     bound: float = math.inf,
     measured_on: str | None = None,
-    recent_losses: tuple[float, float] | None = None,
 ) -> str:
     """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
 
@@ -95,14 +93,12 @@ def summary(
         bounded_share: Of the anchor steps those whose weighted retention gradient was shortened to its bound.
         bound: That bound.
         measured_on: What the drift of the actions was measured on, in words; None where it was not measured.
-        recent_losses: Of the new task over the last fifth of the steps but one, and over the last.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
     if measured_on is not None:
         lines.append(f"  Action drift: {measured_on}.")
     lines += _by_heart_lines(config, epsilon, retained, held_out)
     lines += _bound_lines(epsilon, retained, bounded_share, bound)
-    lines += _learning_lines(step, recent_losses)
     memory = cost_lines("memory:", costs) or ["memory: none"]
     lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
     lines += [f"  {line}" for line in _peak_lines(peak)]
@@ -161,17 +157,6 @@ def _bound_lines(epsilon: float | None, retained: Sequence[Outcome], bounded_sha
         f"  In {bounded_share:.0%} of the anchor steps the weighted retention gradient was at its bound, {bound:g}: "
         f"larger multipliers give it no more weight. --craft.retention_max_norm={_LOOSER * bound:g} holds the old "
         "tasks closer, and the new task learns more slowly."
-    ]
-
-
-def _learning_lines(step: int, recent_losses: tuple[float, float] | None) -> list[str]:
-    """Say so where the new task was still being learned: anchors slow it down, and a short run ends too early."""
-    if recent_losses is None or recent_losses[1] > (1 - _STILL_FALLING) * recent_losses[0]:
-        return []
-    before, last = recent_losses
-    return [
-        f"The new task was still being learned: its loss fell from {number(before)} to {number(last)} over the last "
-        f"fifth of the steps. A longer run learns more of it (--steps={2 * step})."
     ]
 
 
