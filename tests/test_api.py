@@ -11,8 +11,9 @@ import pytest
 import lerobot_craft
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-# The functions that the specification names.
+# The functions that the original CRaFT notes name, and the class of their flags.
 SPECIFIED = {
+    "CraftConfig",
     "compute_dot",
     "compute_hidden_retention_loss",
     "extract_student_hidden_features",
@@ -40,6 +41,11 @@ def test_a_specified_function_has_types(name):
     signature = inspect.signature(getattr(lerobot_craft, name))
     kinds = [parameter.annotation for parameter in signature.parameters.values()]
     assert inspect.Signature.empty not in [*kinds, signature.return_annotation]
+
+
+@pytest.mark.parametrize("name", sorted(SPECIFIED - {"CraftConfig", "update_lambda"}))
+def test_a_specified_function_says_its_shapes(name):
+    assert re.search(r"\[(B|T|shape)", inspect.getdoc(getattr(lerobot_craft, name)))
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -13,11 +13,15 @@ __version__ = "0.1.0"
 _ROOMS = {
     "CraftConfig": "training.config",
     "CraftError": "errors",
+    "Retained": "anchors.retained",
     "compute_hidden_retention_loss": "training.hidden_loss",
     "extract_student_hidden_features": "training.hidden_loss",
+    "register_mode": "anchors.modes.registry",
 }
 
 if TYPE_CHECKING:
+    from lerobot_craft.anchors.modes.registry import register_mode
+    from lerobot_craft.anchors.retained import Retained
     from lerobot_craft.core import (
         AnchorDrift,
         Dual,
@@ -45,6 +49,7 @@ __all__ = [
     "CraftError",
     "Dual",
     "Multipliers",
+    "Retained",
     "RetentionStep",
     "StepReport",
     "Surgery",
@@ -57,6 +62,7 @@ __all__ = [
     "merge_grads",
     "pool_hidden_states",
     "project_if_conflict",
+    "register_mode",
     "token_cross_entropy",
     "update_lambda",
 ]

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.columns import Ragged
-from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.modes.action import Action
+from lerobot_craft.anchors.modes.hidden import Hidden
 from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.anchors.shards import ShardReader, write_shard
 from lerobot_craft.policies import Layer
@@ -28,7 +29,7 @@ def test_own_errors_are_means_over_demonstrations_per_instruction(tmp_path):
         "cross": torch.tensor([False, False, True, True, True]),
         "own_error.mse": torch.tensor([1.0, 3.0, 10.0, 20.0, 100.0]),
     }
-    scales, layers = measure_scales(shards(tmp_path, columns, 2), 2, Retained("action"))
+    scales, layers = measure_scales(shards(tmp_path, columns, 2), 2, Action())
     assert layers == {}
     assert [(s.source, s.n, s.values) for s in scales] == [
         ("demonstrations", 2, {"mse": 2.0}),  # the cross anchor has another kind of error
@@ -49,7 +50,7 @@ def test_spread_is_the_mean_drift_from_the_instructions_own_mean(tmp_path, rows,
     else:
         columns |= {"target_features": features, "target_valid": torch.ones(40, dtype=torch.bool)}
     pooling = "none" if per_token else "mean_masked"
-    retained = Retained("hidden", (Layer("", 2),), pooling)
+    retained = Hidden((Layer("", 2),), pooling=pooling)
     scales, layers = measure_scales(shards(tmp_path, columns, rows), 3, retained)
     variances = []
     for index, scale in enumerate(scales):
@@ -71,5 +72,5 @@ def test_features_without_a_real_token_count_for_nothing(tmp_path):
         "target_features": torch.tensor([[0.0], [2.0], [1e6]]),
         "target_valid": torch.tensor([True, True, False]),
     }
-    (scale,), _ = measure_scales(shards(tmp_path, columns, 5), 1, Retained("hidden", (Layer("", 0),), "mean_masked"))
+    (scale,), _ = measure_scales(shards(tmp_path, columns, 5), 1, Hidden((Layer("", 0),), pooling="mean_masked"))
     assert scale.values["mse"] == 1.0

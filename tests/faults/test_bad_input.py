@@ -40,7 +40,7 @@ MISTAKES = {
     "threshold is no cosine": ({"craft__conflict_threshold": 0.5}, "conflict_threshold is a cosine"),
     "unknown merge mode": ({"craft__projection_mode": "sum"}, "weighted, equal, task_priority; got 'sum'"),
     "unknown mode": ({"craft__retention_mode": "logits"}, "hidden, token_ce, action; got 'logits'"),
-    "the documents' other mode": ({"craft__retention_mode": "hidden_multi_layer"}, "--craft.layers_to_save=-2,-1"),
+    "a mode that nobody registered": ({"craft__retention_mode": "attention_map"}, "docs/adding-a-retention-mode.md"),
     "unknown method": ({"craft__method": "magic"}, "craft, naive, er, l2sp, ewc, lwf, merge, freeze; got 'magic'"),
     "unknown loss": ({"craft__loss_type": "huber"}, "mse, cosine, l1, kl; got 'huber'"),
     "loss that does not fit": ({"craft__loss_type": "kl"}, "use mse, l1, cosine"),

@@ -233,8 +233,7 @@ def test_the_ends_of_a_range_are_in_it(settings):
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"retention_mode": "hidden_multi_layer"}, "--craft.layers_to_save=-2,-1"),
-        ({"retention_mode": "attention_map"}, "it is not built"),
+        ({"retention_mode": "attention_map"}, "docs/adding-a-retention-mode.md"),
         ({"dual_rule": "log", "lambda_min": 0.0}, "set lambda_min > 0"),
         ({"epsilon_decay": "exponential", "epsilon_end": 0.0}, "exponential decay needs a positive start and end"),
         ({"per_token": True, "pooling": "cls_token"}, "give one of the two"),

@@ -26,7 +26,7 @@ from lerobot_craft.anchors.made_states import make_states
 from lerobot_craft.anchors.manifest import BUILD_FILE, MANIFEST_FILE, DatasetRecord, InputFeature, Manifest
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.anchors.recipe import differences, digest, values_json
+from lerobot_craft.anchors.recipe import differences, digest
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.scales import measure_scales
 from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
@@ -65,7 +65,6 @@ class Job:
     teacher: Teacher
     adapter: PolicyAdapter
     retained: Retained
-    layers_requested: str | None
     plan: Plan
     datasets: Sequence[OpenDataset]
     inputs: str
@@ -93,7 +92,7 @@ class Job:
             "schema": Manifest.SCHEMA,
             "teacher": self.teacher.fingerprint,
             "retention_mode": self.retained.mode,
-            "values": values_json(self.retained, self.layers_requested),
+            "values": self.retained.values(),
             "autocast": self.autocast,
             "plan": self.plan.digest(),
             "datasets": [dataset.fingerprint for dataset in self.datasets],
@@ -268,7 +267,7 @@ def _finish(job: Job, directory: Path, recipe_digest: str) -> None:
     readers = [ShardReader(directory / records[shard].file) for shard in range(job.num_shards)]
     plan, retained = job.plan, job.retained
     scales, layer_scales = measure_scales(readers, len(plan.instructions), retained)
-    values = values_json(retained, job.layers_requested) | {"recipe": recipe_digest}
+    values = retained.values() | {"recipe": recipe_digest}
     manifest = Manifest(
         kind=retained.mode,
         policy_type=job.adapter.policy_type,

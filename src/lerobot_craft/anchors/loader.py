@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.build import INPUT
-from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged, rows_without_number
+from lerobot_craft.anchors.columns import Columns, ColumnSpec, Ragged, rows_without_number
 from lerobot_craft.anchors.datasets import open_referenced, referenced_images
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.images import decode_images, is_image_shape
 from lerobot_craft.anchors.manifest import FLOAT_NAMES, MANIFEST_FILE, Manifest, remedy
+from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.anchors.order import by_origin, visit, without
-from lerobot_craft.anchors.retained import FIXED, PER_TOKEN, Retained, RetentionMode
+from lerobot_craft.anchors.retained import FIXED, Retained, dense
 from lerobot_craft.anchors.scales import forged_scales
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
@@ -60,7 +61,7 @@ class AnchorLoader:
         self._datasets = datasets
         compressed = {f"{INPUT}{name}" for name in self._images}
         self._without_images = set(store.bytes_by_column()) - compressed
-        self._origins = by_origin(_dense(store.take(torch.arange(len(store)), ["cross"])["cross"]))
+        self._origins = by_origin(dense(store.take(torch.arange(len(store)), ["cross"])["cross"]))
 
     @property
     def manifest(self) -> Manifest:
@@ -82,10 +83,10 @@ class AnchorLoader:
         """Chosen anchors."""
         columns = self.store.take(indices, self._without_images)
         raw: RawBatch = {
-            name: self._image(name, indices, columns) if name in self._images else _dense(columns.pop(f"{INPUT}{name}"))
+            name: self._image(name, indices, columns) if name in self._images else dense(columns.pop(f"{INPUT}{name}"))
             for name in self.manifest.input_features
         }
-        instruction = _dense(columns.pop("instruction")).long()
+        instruction = dense(columns.pop("instruction")).long()
         raw["task"] = [self.manifest.instructions[index] for index in instruction.tolist()]
         return AnchorBatch(raw, columns, instruction, draw)
 
@@ -100,7 +101,7 @@ class AnchorLoader:
 
     def _decode(self, name: str, indices: Tensor, columns: Columns, rows: Tensor) -> Tensor:
         if self.manifest.inputs == "reference":
-            dataset, frame = (_dense(columns[where])[rows] for where in ("dataset", "frame"))
+            dataset, frame = (dense(columns[where])[rows] for where in ("dataset", "frame"))
             return referenced_images(self.manifest, self._datasets, name, dataset, frame)
         column = self.store.take(indices[rows], [f"{INPUT}{name}"])[f"{INPUT}{name}"]
         if not isinstance(column, Ragged):
@@ -133,7 +134,7 @@ def open_cache(
     directory: Path | str,
     *,
     teacher: Mapping[str, str] | None = None,
-    retention_mode: RetentionMode | None = None,
+    retention_mode: str | None = None,
     verify: bool = True,
     policy_config: Any = None,
     named: Sequence[tuple[str, str | None]] = (),
@@ -159,7 +160,7 @@ def open_cache(
             f"{directory} is a memory: it holds inputs and no teacher's values. `craft train` finds the memory of its "
             "checkpoint by itself, or takes another one as --craft.memory=DIR; caches are made by `craft cache build`."
         )
-    if retention_mode is not None and manifest.kind != retention_mode:
+    if retention_mode is not None and manifest.kind != mode_named(retention_mode).mode:
         raise CraftError(
             f"{directory} holds {manifest.kind} anchors and training retains {retention_mode}: build the right ones "
             f"with `craft cache build --retention_mode={retention_mode} ...`, or use "
@@ -206,7 +207,7 @@ def _problems(store: AnchorStore) -> Iterator[str]:
             yield f"it has no column {name!r}, or of another type"
             return
     yield from _input_problems(manifest)
-    rows = {name: _dense(column) for name, column in store.take(torch.arange(len(store)), needed).items()}
+    rows = {name: dense(column) for name, column in store.take(torch.arange(len(store)), needed).items()}
     if not _within(rows["instruction"], len(manifest.instructions)):
         yield "anchors refer to instructions that it does not have"
     if is_memory:
@@ -298,12 +299,7 @@ def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Reta
     values = manifest.values
     if manifest.kind == "memory":
         raise CraftError("a memory holds no teacher's values: build a cache of anchors with `craft cache build`")
-    if manifest.kind == "hidden":
-        retained = Retained("hidden", adapter.resolve(policy, values["layers_to_save"]), values["pooling"])
-    else:
-        # Tokens are decoded greedily: all draws are the same, and one is stored.
-        draws = 1 if adapter.output_kind == "logits" else values["num_draws"]
-        retained = Retained(manifest.kind, top_k=values["top_k"], draws=draws)
+    retained = mode_named(manifest.kind).stored(values, adapter, policy)
     missing = [*_missing_inputs(manifest, adapter, policy), *_missing_columns(manifest.columns, adapter, retained)]
     if missing:
         raise CraftError(
@@ -324,18 +320,7 @@ def _missing_inputs(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> 
 def _missing_columns(columns: Mapping[str, ColumnSpec], adapter: PolicyAdapter, retained: Retained) -> Iterator[str]:
     """Columns that `Retained` asks for and the cache has not, or not with as many draws or layers."""
     logits = adapter.output_kind == "logits"
-    wanted: dict[str, tuple[bool, list[int]]] = {}  # whether rows differ in length, and how the shape of one begins
-    if retained.mode == "action":
-        wanted["target"] = (logits, [] if logits else [retained.draws])
-        wanted |= {"kept": (True, [])} if logits else {}
-    elif retained.mode == "token_ce":
-        wanted["teacher_ce"] = (False, [])
-    elif retained.pooling == PER_TOKEN:
-        wanted |= {f"hidden.{layer}": (True, []) for layer in retained.layers}
-    elif "teacher_hidden" in columns or len(retained.layers) > 1:
-        wanted["teacher_hidden"] = (False, [len(retained.layers)])
-    else:
-        wanted["target_features"] = (False, [])
+    wanted = retained.needed(adapter, columns)
     if retained.needs_fixed and logits:
         wanted[f"{FIXED}tokens"] = (True, [])
     elif retained.needs_fixed:
@@ -344,9 +329,3 @@ def _missing_columns(columns: Mapping[str, ColumnSpec], adapter: PolicyAdapter, 
         column = columns.get(name)
         if column is None or column.ragged is not ragged or column.shape[: len(begins)] != begins:
             yield name
-
-
-def _dense(column: Column) -> Tensor:
-    if isinstance(column, Ragged):
-        raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
-    return column

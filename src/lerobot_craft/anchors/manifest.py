@@ -20,6 +20,8 @@ from lerobot_craft.anchors.files import (
     write_atomically,
     write_checksum,
 )
+from lerobot_craft.anchors.modes.registry import mode_named
+from lerobot_craft.anchors.retained import scale_problems
 from lerobot_craft.anchors.shards import STORABLE_DTYPES, ShardRecord, shard_name
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
@@ -27,7 +29,6 @@ from lerobot_craft.errors import CraftError
 MANIFEST_FILE = "manifest.json"
 MEMORY_FOLDER = "craft_memory"
 BUILD_FILE = "build.json"
-_LARGEST_DRIFT = torch.finfo(torch.float32).max
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DTYPE_NAMES = frozenset(str(dtype).removeprefix("torch.") for dtype in STORABLE_DTYPES)
 FLOAT_NAMES = frozenset(
@@ -65,23 +66,6 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class _HiddenValues:
-    """What is read of `Manifest.values` where hidden states are kept; there is more, for people and for a rebuild."""
-
-    layers_to_save: list[str]
-    pooling: str
-    layer_scales: dict[str, dict[str, float]]
-
-
-@dataclass(frozen=True)
-class _OutputValues:
-    """The same for actions and tokens."""
-
-    top_k: int
-    num_draws: int
-
-
-@dataclass(frozen=True)
 class SourceNote:
     """What a memory says of a dataset beside its `DatasetRecord`: how its frames came about, and frames per second."""
 
@@ -101,8 +85,8 @@ class Manifest:
     """What a cache holds and where it came from; or a memory, which is a cache without a teacher's values.
 
     Attributes:
-        kind: what of the teacher is kept: `hidden` states, the cross-entropy of its tokens, or its actions. `memory`:
-            nothing of any teacher; observations, instructions and executed actions only.
+        kind: what of the teacher is kept, by the name of its retention mode. `memory`: nothing of any teacher;
+            observations, instructions and executed actions only.
         policy_type: lerobot's name of the policy.
         teacher: fingerprints by part, e.g. `weights`, `stats`, `tokenizers`.
         values: how the teacher's values were taken (layers, pooling, top_k, ...), as JSON.
@@ -124,7 +108,7 @@ class Manifest:
 
     SCHEMA: ClassVar[int] = 1
 
-    kind: Literal["hidden", "token_ce", "action", "memory"]
+    kind: str
     policy_type: str
     teacher: dict[str, str]
     values: dict[str, Any]
@@ -273,17 +257,8 @@ def _instruction_problems(manifest: Manifest) -> list[str]:
         found.append("instructions: the same one twice")
     found += [f"scales[{i}].n: {scale.n} is negative" for i, scale in enumerate(manifest.scales) if scale.n < 0]
     for i, scale in enumerate(manifest.scales):
-        found += _scale_problems(f"scales[{i}].values", scale.values)
+        found += scale_problems(f"scales[{i}].values", scale.values)
     return found
-
-
-def _scale_problems(where: str, values: dict[str, float]) -> list[str]:
-    """A scale is a mean of distances between float32 values: not negative, and not beyond their range."""
-    return [
-        f"{where}.{loss}: {value} is not a drift; expected a number from 0 to {_LARGEST_DRIFT:.1e}"
-        for loss, value in values.items()
-        if not 0 <= value <= _LARGEST_DRIFT
-    ]
 
 
 def _dataset_problems(manifest: Manifest) -> list[str]:
@@ -312,21 +287,16 @@ def _column_problems(manifest: Manifest) -> list[str]:
 def _value_problems(manifest: Manifest) -> list[str]:
     if manifest.kind == "memory":
         return _memory_problems(manifest)
-    known: type[_HiddenValues | _OutputValues] = _HiddenValues if manifest.kind == "hidden" else _OutputValues
+    try:
+        mode = mode_named(manifest.kind)
+    except CraftError as error:
+        return [f"kind: {error}"]
+    known = mode.manifest_values
     content = {field.name: manifest.values[field.name] for field in fields(known) if field.name in manifest.values}
     try:
-        values = decode(known, content, "values")
+        return mode.problems(decode(known, content, "values"))
     except StrictJSONError as error:
         return [str(error)]
-    if isinstance(values, _OutputValues):
-        return [f"values.{name}: {n} is less than 1" for name, n in vars(values).items() if n < 1]
-    if not values.layers_to_save or set(values.layers_to_save) != set(values.layer_scales):
-        return ["values.layers_to_save: expected one or more layers, the same as in values.layer_scales"]
-    return [
-        problem
-        for layer, scales in values.layer_scales.items()
-        for problem in _scale_problems(f"values.layer_scales.{layer}", scales)
-    ]
 
 
 def _memory_problems(manifest: Manifest) -> list[str]:

@@ -44,8 +44,6 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
     opened = None if memory is None else memory.opened
     config = replace(config, anchor_source=config.source(adapter.reads_instruction, opened is not None))
     retained = config.retained(adapter, teacher.policy)
-    if retained.mode == "token_ce" and adapter.output_kind != "logits":
-        adapter.token_labels({})  # says what to use instead
     if config.anchor_source != "dataset" and not adapter.reads_instruction:
         raise CraftError(
             f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
@@ -80,10 +78,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
     )
     if len(plan) < plan.requested:
         logger.warning("%s", _fewer(plan))
-    requested = (config.layers_to_save or config.hidden_layer) if retained.mode == "hidden" else None
-    return Job(
-        teacher, adapter, retained, requested, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size
-    )
+    return Job(teacher, adapter, retained, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size)
 
 
 def _fewer(plan: Plan) -> str:

@@ -8,14 +8,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from lerobot_craft.anchors.retained import PER_TOKEN, Retained, RetentionMode
-from lerobot_craft.core import Pooling
+from lerobot_craft.anchors.modes.registry import MULTI_LAYER, mode_named
+from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter
 
-_PAIR: Pooling = "vision_mean+text_last"
+_SEVERAL = "-2,-1"
 # A token policy says the same at every visit of an anchor and learns few by heart; the others are asked under several
 # draws of noise (decision 0017).
 _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
@@ -121,8 +121,8 @@ class BuildConfig:
     walked_states: float = 0.5
     # Noise on the other cross anchors' states, in standard deviations.
     state_jitter: float = 0.0
-    # action | hidden | token_ce. With the last two, a layer or a pooling, what is left open is as the documents of the
-    # first CRaFT have it.
+    # action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours. With any but action, a
+    # layer or a pooling, what is left open is as the documents of the first CRaFT have it.
     retention_mode: str = "action"
     # The layer whose hidden states are kept.
     hidden_layer: str = "-2"
@@ -147,6 +147,8 @@ class BuildConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.retention_mode == MULTI_LAYER:
+            self.retention_mode, self.layers_to_save = "hidden", self.layers_to_save or _SEVERAL
         if self.inputs not in ("embedded", "reference"):
             raise CraftError(f"--inputs must be embedded or reference; got {self.inputs!r}")
         if self.per_token and self.pooling is not None:
@@ -165,29 +167,7 @@ class BuildConfig:
 
     def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
         """Which values to keep, with layers as the policy numbers them."""
-        if self.retention_mode not in get_args(RetentionMode):
-            raise CraftError(
-                f"--retention_mode must be one of {', '.join(get_args(RetentionMode))}; got {self.retention_mode!r}"
-            )
-        if self.retention_mode != "hidden":
-            draws = self.num_draws if adapter.is_drawn else min(self.num_draws, 1)
-            return Retained(self.retention_mode, top_k=self.top_k, draws=draws)  # type: ignore[arg-type]
-        layers = adapter.resolve(policy, self.layers_to_save or self.hidden_layer)
-        default: Pooling = "mean_image_tokens" if self.layers_to_save is None else _PAIR
-        pooling = PER_TOKEN if self.per_token else self.pooling or default
-        return Retained("hidden", layers, pooling)  # type: ignore[arg-type]
-
-
-def values_json(retained: Retained, requested: str | None) -> dict[str, Any]:
-    """How the teacher's values were taken, for the manifest."""
-    if retained.mode != "hidden":
-        return {"top_k": retained.top_k, "num_draws": retained.draws}
-    return {
-        "layers_requested": requested,
-        "layers_to_save": [str(layer) for layer in retained.layers],
-        "pooling": retained.pooling,
-        "pooling_strategy": {"vision": "mean", "text": "last"} if retained.pooling == _PAIR else None,
-    }
+        return mode_named(self.retention_mode).asked(self, adapter, policy)
 
 
 def digest(recipe: dict[str, Any]) -> str:

@@ -1,10 +1,15 @@
-"""What is retained of a policy: which values, and which losses can compare them.
+"""What is retained of a policy: the contract of a retention mode. One file per mode, in `modes/` or in any package.
 
-| kind | columns of a cache |
+A mode is a subclass of `Retained`, with its settings as fields. It must say what it takes from the policy (`take`). All
+else has a default that fits values at layers: how far two of them are apart (`distance`), what a cache stores
+(`columns`), which flags it reads (`asked`), what a person is told (`describe`). docs/adding-a-retention-mode.md writes
+one; `modes/registry.py` finds it.
+
+| values | columns of a cache |
 |---|---|
+| any mode, by default | `<mode>.<layer>` [real positions, D], ragged |
 | hidden, pooled, one layer | `target_features` [D] |
 | hidden, pooled, several layers or poolings | `teacher_hidden` [layers, D] or [layers, 2, D] |
-| hidden, per token | `hidden.<layer>` [real tokens, D], ragged |
 | action, continuous | `target` [draws, steps, D] |
 | action, logits | `target` [real positions, k + 1] and `kept` [real positions, k], ragged |
 | token_ce | `teacher_ce`; the labels are the fixed tokens |
@@ -14,61 +19,240 @@ have `own_error.<loss>`: how far the teacher itself was from the demonstrator, o
 own actions.
 """
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, Self
 
-from lerobot_craft.core import DriftKind, Pooling
+import torch
+from torch import Tensor
+
+from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged
+from lerobot_craft.core import DriftKind, Pooling, drift
 from lerobot_craft.errors import CraftError
-from lerobot_craft.policies import Layer, PolicyAdapter
+from lerobot_craft.policies import Batch, Fixed, Layer, Output, PolicyAdapter
 
-RetentionMode = Literal["hidden", "token_ce", "action"]
 PER_TOKEN: Pooling = "none"  # noqa: S105  # no password: a pooling that keeps tokens
 FIXED = "fixed."
 OWN_ERROR = "own_error."
+_LARGEST_DRIFT = torch.finfo(torch.float32).max
+Needed = dict[str, tuple[bool, list[int]]]  # whether a column's rows differ in length, and how the shape of one begins
+
+
+class Compared(NamedTuple):
+    """Student beside teacher, at one layer or at the output."""
+
+    name: str
+    student: Tensor  # [B, ..., D]
+    teacher: Tensor
+    mask: Tensor | None  # [B, ...]
 
 
 @dataclass(frozen=True)
-class Retained:
-    """Which of the policy's values are retained.
+class LayerValues:
+    """What is read of a manifest's `values` where values at layers are kept; more is there, for people."""
+
+    layers_to_save: list[str]
+    layer_scales: dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Retained(ABC):
+    """Which of the policy's values are retained: a mode with its settings.
 
     Attributes:
-        mode: `hidden` states, the teacher's tokens (`token_ce`), or what the policy puts out (`action`).
-        layers: where hidden states are read.
-        pooling: how they become vectors; `none` keeps every token.
-        top_k: how many logits are kept at a position of a token policy; the others are folded into one.
-        draws: how many (noise, time) draws are kept per anchor where the output depends on them.
+        layers: where values are read; none for a mode that retains what the policy puts out.
+        draws: how many (noise, time) draws are kept per anchor where the values depend on them.
     """
 
-    mode: RetentionMode
+    mode: ClassVar[str]
+    """Its name: for --retention_mode, in manifests, in logs. It also begins the names of its columns."""
+    unit: ClassVar[str] = "the spread of the teacher's values"
+    """What a drift of 1 is, in words: the spread of the values themselves, unless `has_own_error`."""
+    has_own_error: ClassVar[bool] = False
+    """Whether its columns have `own_error.<loss>`, which then is the unit of the budget."""
+    manifest_values: ClassVar[type] = LayerValues
+    """A dataclass of what a manifest must say of it: fields of `values`, read strictly."""
+
     layers: tuple[Layer, ...] = ()
-    pooling: Pooling = "mean_image_tokens"
-    top_k: int = 64
     draws: int = 1
 
     def __post_init__(self) -> None:
-        if self.mode not in get_args(RetentionMode):
-            raise CraftError(f"retention_mode must be one of {', '.join(get_args(RetentionMode))}; got {self.mode!r}")
-        if self.pooling not in get_args(Pooling):
-            raise CraftError(f"pooling must be one of {', '.join(get_args(Pooling))}; got {self.pooling!r}")
-        if (self.mode == "hidden") != bool(self.layers):
-            raise CraftError("hidden retention needs layers, and only hidden retention has them")
-        if self.top_k < 1 or self.draws < 1:
-            raise CraftError(f"top_k and num_draws must be at least 1; got {self.top_k} and {self.draws}")
-        if self.mode != "action" and self.draws > 1:
-            raise CraftError("num_draws is for --retention_mode=action; other values are not drawn")
+        if not self.has_own_error and not self.layers:
+            raise CraftError(f"{self.mode} retention needs layers")
+
+    @classmethod
+    def asked(cls, flags: Any, adapter: PolicyAdapter, policy: Any) -> Self:
+        """What flags ask for: `flags` has the fields of `BuildConfig`."""
+        return cls(adapter.resolve(policy, layers_asked(flags) or "-2"))
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any], adapter: PolicyAdapter, policy: Any) -> Self:
+        """What a manifest's `values` say; `problems` has found nothing wrong with them."""
+        return cls(adapter.resolve(policy, values["layers_to_save"]))
+
+    def values(self) -> dict[str, Any]:
+        """The settings for a manifest, as JSON: `stored` reads them."""
+        return {"layers_to_save": [str(layer) for layer in self.layers]}
+
+    @classmethod
+    def problems(cls, values: Any) -> list[str]:
+        """What contradicts itself in a manifest's `values`, read as `manifest_values`; each begins with the field."""
+        if not values.layers_to_save or set(values.layers_to_save) != set(values.layer_scales):
+            return ["values.layers_to_save: expected one or more layers, the same as in values.layer_scales"]
+        return [
+            problem
+            for layer, scales in values.layer_scales.items()
+            for problem in scale_problems(f"values.layer_scales.{layer}", scales)
+        ]
+
+    @classmethod
+    def describe(cls, values: Mapping[str, Any], columns: Mapping[str, ColumnSpec]) -> str:
+        """A cache of it, for a person; `values` and `columns` of the manifest."""
+        return f"layers {', '.join(values['layers_to_save'])}"
+
+    @classmethod
+    def freezes_readout(cls, flags: Any, held: Callable[[], Mapping[str, Any]]) -> bool:
+        """Whether the output layer is frozen unless told otherwise; `held` gives the `values` of the cache in use."""
+        return False
 
     @property
     def needs_fixed(self) -> bool:
         """Whether the values depend on noise, time or tokens."""
-        return self.mode != "hidden" or any(layer.stack for layer in self.layers)
+        return any(layer.stack for layer in self.layers)
+
+    def once(self) -> Self:
+        """The same with one draw."""
+        return replace(self, draws=1)
 
     def loss_types(self, adapter: PolicyAdapter) -> tuple[str, ...]:
-        """Losses that can compare these values."""
-        if self.mode == "token_ce":
-            return ("token_ce",)
-        return ("kl",) if self.mode == "action" and adapter.output_kind == "logits" else ("mse", "l1", "cosine")
+        """Losses that can compare these values, the default first."""
+        return ("mse", "l1", "cosine")
+
+    @abstractmethod
+    def take(self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Fixed | None) -> dict[str, Output]:
+        """What is taken from the policy, teacher or student: values [B, P, D] and mask [B, P], by layer (`str(layer)`).
+
+        Differentiable. `fixed` holds noise, time or tokens; None unless `needs_fixed`.
+        """
+
+    def columns(self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Sequence[Fixed]) -> Columns:
+        """What a cache stores of the teacher's values on a batch; `fixed` has one entry per draw."""
+        found = self.take(adapter, policy, batch, fixed[0] if fixed else None)
+        return {
+            f"{self.mode}.{name}": Ragged(values[mask].cpu(), mask.sum(dim=1).cpu())
+            for name, (values, mask) in found.items()
+        }
+
+    def needed(self, adapter: PolicyAdapter, columns: Mapping[str, Any]) -> Needed:
+        """The columns that a cache must have for it, but for `fixed.*`; `columns` are those that it has."""
+        return {f"{self.mode}.{layer}": (True, []) for layer in self.layers}
+
+    def compare(
+        self,
+        adapter: PolicyAdapter,
+        policy: Any,
+        batch: Batch,
+        columns: Mapping[str, Column],
+        fixed: Fixed,
+        draw: int | Tensor = 0,
+    ) -> list[Compared]:
+        """The student's values beside the cached ones, one entry per layer, or one for the output."""
+        found = self.take(adapter, policy, batch, fixed or None)
+        return [
+            Compared(name, values, at_valid(ragged(columns, f"{self.mode}.{name}"), mask), mask)
+            for name, (values, mask) in found.items()
+        ]
+
+    def distance(self, compared: Compared, loss_type: str, scale: float | None = None) -> Tensor:
+        """How far student and teacher are apart: float32 [B], differentiable; divided by `scale` where there is one."""
+        return drift(
+            compared.student, compared.teacher, as_kind(loss_type), mask=compared.mask, scale=scale, reduction="none"
+        )
+
+    def deviation(self, drifts: Tensor, columns: Mapping[str, Column], adapter: PolicyAdapter) -> Tensor:
+        """Drift [B] relative to the size of the cached values: what rounding leaves of it has one floor for all."""
+        stored = [columns[name] for name in self.needed(adapter, columns)]
+        flat = [(c.values if isinstance(c, Ragged) else c).double().flatten() for c in stored]
+        return drifts / torch.cat(flat).square().mean().clamp_min(1e-12)
+
+    @classmethod
+    def can_measure(cls, columns: Columns, layers: Sequence[str]) -> bool:
+        """Whether `vectors` can read these columns, which may be forged."""
+        return all(isinstance(columns.get(f"{cls.mode}.{layer}"), Ragged) for layer in layers)
+
+    @classmethod
+    def vectors(cls, columns: Columns, layers: Sequence[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Each layer, every vector that is retained there [n, D], and the row of its anchor [n]: for the spread."""
+        for layer in layers:
+            found = ragged(columns, f"{cls.mode}.{layer}")
+            yield layer, found.values, torch.arange(len(found)).repeat_interleave(found.lengths)
+
+    def token_columns(self, length: int) -> dict[str, tuple[int, torch.dtype, tuple[int, ...]]]:
+        """Columns beside a token policy's `length` tokens, for an estimate: rows per anchor, dtype, shape of a row."""
+        return {}
+
+    def disagreements(self, flags: Any, adapter: PolicyAdapter, policy: Any) -> list[str]:
+        """What flags of training ask for, where it is not this."""
+        asked = layers_asked(flags)
+        layers = adapter.resolve(policy, asked) if asked else self.layers
+        if set(layers) == set(self.layers):
+            return []
+        flag = "layers_to_save" if flags.layers_to_save else "hidden_layer"
+        return [f"layer {', '.join(map(str, layers))} (--craft.{flag}={asked})"]
+
+    def __str__(self) -> str:
+        return f"layer {', '.join(map(str, self.layers))}"
+
+
+def layers_asked(flags: Any) -> str | None:
+    """Layers as a user wrote them, several or one."""
+    return flags.layers_to_save or flags.hidden_layer  # type: ignore[no-any-return]
+
+
+def scale_problems(where: str, values: Mapping[str, float]) -> list[str]:
+    """A scale is a mean of distances between float32 values: not negative, and not beyond their range."""
+    return [
+        f"{where}.{loss}: {value} is not a drift; expected a number from 0 to {_LARGEST_DRIFT:.1e}"
+        for loss, value in values.items()
+        if not 0 <= value <= _LARGEST_DRIFT
+    ]
 
 
 def as_kind(kind: str) -> DriftKind:
     """A loss type of hidden states or actions, as `core.drift` names it."""
     return kind  # type: ignore[return-value]  # `loss_types` names nothing else
+
+
+def at_draw(column: Tensor, draw: int | Tensor) -> Tensor:
+    """[B, draws, ...] -> [B, ...]: for each anchor the draw of this visit, from the first again after the last."""
+    return column[torch.arange(len(column)), torch.as_tensor(draw) % column.shape[1]]
+
+
+def dense(column: Column) -> Tensor:
+    """A column with rows of one shape."""
+    if isinstance(column, Ragged):
+        raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
+    return column
+
+
+def ragged(columns: Mapping[str, Column], name: str) -> Ragged:
+    """A column whose rows differ in length."""
+    column = columns.get(name)
+    if not isinstance(column, Ragged):
+        raise CraftError(f"the cache has no column {name!r}: it was built for other layers or another kind of values")
+    return column
+
+
+def at_valid(rows: Ragged, mask: Tensor) -> Tensor:
+    """Ragged rows -> [B, T, ...] with row i's values at the i-th sample's real positions, zero elsewhere."""
+    lengths = mask.sum(dim=1).cpu()
+    if not torch.equal(lengths, rows.lengths):
+        worst = int((lengths - rows.lengths).abs().argmax())
+        raise CraftError(
+            f"the policy sees {int(lengths[worst])} real tokens where the teacher saw {int(rows.lengths[worst])}: the "
+            "tokenizer, the prompt or the cameras are not those that the cache was built with"
+        )
+    values = rows.values.new_zeros((*mask.shape, *rows.values.shape[1:]), device=mask.device)
+    values[mask] = rows.values.to(mask.device)
+    return values

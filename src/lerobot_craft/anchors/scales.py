@@ -1,19 +1,20 @@
 """The unit of the budget, measured while a cache is built: docs/method.md, equations (25) and (28).
 
 Actions and tokens: the teacher's own error on its demonstrations, per instruction. Where an instruction has no
-demonstration (cross anchors only), its error on its own actions. Hidden states have no demonstrator: their unit is
+demonstration (cross anchors only), its error on its own actions. Values at layers have no demonstrator: their unit is
 their spread, the mean drift from the mean over the instruction's anchors.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from lerobot_craft.anchors.columns import Column, Columns, Ragged
+from lerobot_craft.anchors.columns import Columns, Ragged
 from lerobot_craft.anchors.manifest import Manifest, Scale
-from lerobot_craft.anchors.retained import OWN_ERROR, Retained, as_kind
+from lerobot_craft.anchors.modes.registry import mode_named
+from lerobot_craft.anchors.retained import OWN_ERROR, Retained, as_kind, dense
 from lerobot_craft.anchors.shards import ShardReader
 from lerobot_craft.core import drift
 
@@ -24,8 +25,8 @@ _AGREE = 1e-3  # relative; machines and numbers of threads sum in different orde
 def measure_scales(
     readers: Sequence[ShardReader], num_instructions: int, retained: Retained
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
-    """The scale of each instruction and, for hidden states, the spread of each layer over all instructions."""
-    return _measure(readers, num_instructions, [str(layer) for layer in retained.layers])
+    """The scale of each instruction and, for values at layers, the spread of each layer over all instructions."""
+    return _measure(readers, num_instructions, type(retained), [str(layer) for layer in retained.layers])
 
 
 def forged_scales(readers: Sequence[ShardReader], manifest: Manifest) -> Iterator[str]:
@@ -33,10 +34,13 @@ def forged_scales(readers: Sequence[ShardReader], manifest: Manifest) -> Iterato
 
     A manifest whose layers are not those of its columns is refused elsewhere, with the policy at hand.
     """
-    layers = list(manifest.values.get("layers_to_save", ())) if manifest.kind == "hidden" else []
-    if not _can_measure(readers[0].columns, layers):
+    if manifest.kind == "memory":
+        return  # no teacher, no unit
+    mode = mode_named(manifest.kind)
+    layers = [] if mode.has_own_error else list(manifest.values.get("layers_to_save", ()))
+    if not _can_measure(readers[0].columns, mode, layers):
         return
-    scales, layer_scales = _measure(readers, len(manifest.instructions), layers)
+    scales, layer_scales = _measure(readers, len(manifest.instructions), mode, layers)
     stated = {f"scales[{i}].values": scale.values for i, scale in enumerate(manifest.scales)}
     measured = {f"scales[{i}].values": scale.values for i, scale in enumerate(scales)}
     stated |= {f"values.layer_scales.{name}": v for name, v in manifest.values.get("layer_scales", {}).items()}
@@ -50,25 +54,18 @@ def forged_scales(readers: Sequence[ShardReader], manifest: Manifest) -> Iterato
                 yield f"{where}.{loss} is {value:g}, and its anchors give {found:g}"
 
 
-def _can_measure(columns: Columns, layers: Sequence[str]) -> bool:
-    if not layers:
+def _can_measure(columns: Columns, mode: type[Retained], layers: Sequence[str]) -> bool:
+    if mode.has_own_error:
         return not any(isinstance(c, Ragged) for name, c in columns.items() if name.startswith(OWN_ERROR))
-    if all(isinstance(columns.get(f"hidden.{layer}"), Ragged) for layer in layers):
-        return True
-    valid, stacked, single = (columns.get(name) for name in ("target_valid", "teacher_hidden", "target_features"))
-    if not isinstance(valid, Tensor) or valid.dtype != torch.bool:
-        return False
-    if stacked is not None:
-        return isinstance(stacked, Tensor) and stacked.shape[1:2] == valid.shape[1:2] == (len(layers),)
-    return isinstance(single, Tensor) and single.shape[:-1] == valid.shape
+    return mode.can_measure(columns, layers)
 
 
 def _measure(
-    readers: Sequence[ShardReader], num_instructions: int, layers: Sequence[str]
+    readers: Sequence[ShardReader], num_instructions: int, mode: type[Retained], layers: Sequence[str]
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
-    if layers:
-        return _spreads(readers, num_instructions, layers)
-    return _own_errors(readers, num_instructions), {}
+    if mode.has_own_error:
+        return _own_errors(readers, num_instructions), {}
+    return _spreads(readers, num_instructions, mode, layers)
 
 
 def _own_errors(readers: Sequence[ShardReader], num_instructions: int) -> list[Scale]:
@@ -87,19 +84,20 @@ def _own_errors(readers: Sequence[ShardReader], num_instructions: int) -> list[S
 
 
 def _spreads(
-    readers: Sequence[ShardReader], num_instructions: int, layers: Sequence[str]
+    readers: Sequence[ShardReader], num_instructions: int, mode: type[Retained], layers: Sequence[str]
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
     per_layer = {layer: _Spread(num_instructions) for layer in layers}
     for again in (False, True):  # the mean first, then the distances from it
         for reader in readers:
-            for layer, (vectors, groups) in _vectors(reader.columns, layers):
-                per_layer[layer].add(vectors, groups, distances=again)
-    anchors = torch.bincount(_joined(readers, "instruction").long(), minlength=num_instructions).tolist()
+            instruction = dense(reader.columns["instruction"]).long()
+            for layer, vectors, anchors in mode.vectors(reader.columns, layers):
+                per_layer[layer].add(vectors, instruction[anchors], distances=again)
+    counts = torch.bincount(_joined(readers, "instruction").long(), minlength=num_instructions).tolist()
     scales = []
     for index in range(num_instructions):
         found = [per_layer[layer].of(index) for layer in layers]
         values = {loss: sum(spread[loss] for spread in found) / len(found) for loss in _SPREAD_LOSSES}
-        scales.append(Scale("spread", anchors[index], values))
+        scales.append(Scale("spread", counts[index], values))
     return scales, {layer: spread.overall() for layer, spread in per_layer.items()}
 
 
@@ -135,26 +133,5 @@ class _Spread:
         return {loss: (total.sum() / count).item() for loss, total in self._distance.items()}
 
 
-def _vectors(columns: Columns, layers: Sequence[str]) -> Iterable[tuple[str, tuple[Tensor, Tensor]]]:
-    """Every retained vector of a shard, [n, D], with its instruction, [n], layer by layer."""
-    instruction = _dense(columns["instruction"]).long()
-    for position, layer in enumerate(layers):
-        tokens = columns.get(f"hidden.{layer}")
-        if isinstance(tokens, Ragged):
-            yield layer, (tokens.values, instruction.repeat_interleave(tokens.lengths))
-            continue
-        pooled = columns.get("teacher_hidden")
-        features = _dense(columns["target_features"]) if pooled is None else _dense(pooled)[:, position]
-        valid = _dense(columns["target_valid"]) if pooled is None else _dense(columns["target_valid"])[:, position]
-        groups = instruction if valid.dim() == 1 else instruction[:, None].expand_as(valid)
-        yield layer, (features[valid], groups[valid])
-
-
 def _joined(readers: Sequence[ShardReader], name: str) -> Tensor:
-    return torch.cat([_dense(reader.columns[name]) for reader in readers])
-
-
-def _dense(column: Column) -> Tensor:
-    if isinstance(column, Ragged):
-        raise TypeError("expected a column with rows of one shape")
-    return column
+    return torch.cat([dense(reader.columns[name]) for reader in readers])

@@ -2,6 +2,7 @@
 
 from lerobot_craft.anchors.build import INPUT
 from lerobot_craft.anchors.manifest import source_notes
+from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.anchors.retained import FIXED, OWN_ERROR
 from lerobot_craft.anchors.store import AnchorStore
 
@@ -17,7 +18,7 @@ def summary(store: AnchorStore) -> str:
         return _memory_summary(store, total)
     lines = [
         f"{store.directory}",
-        f"  kind         {m.kind}: {_what(store)}",
+        f"  kind         {m.kind}: {mode_named(m.kind).describe(m.values, m.columns)}",
         f"  teacher      {m.policy_type}, {m.dtype}{f' under {m.autocast} autocast' if m.autocast else ''}, "
         f"weights {m.teacher.get('weights', '?')[:12]}",
         f"  anchors      {m.num_anchors} from {_sources(store)}, seed {m.seed}",
@@ -47,17 +48,6 @@ def _memory_summary(store: AnchorStore, total: int) -> str:
         *(f"    {count:>6}  {text!r}" for text, count in zip(m.instructions, m.counts, strict=True)),
     ]
     return "\n".join(lines)
-
-
-def _what(store: AnchorStore) -> str:
-    values = store.manifest.values
-    if store.manifest.kind == "hidden":
-        return f"layers {', '.join(values['layers_to_save'])}, pooling {values['pooling']}"
-    if store.manifest.kind == "token_ce":
-        return "the teacher's tokens"
-    draws = f", {values['num_draws']} draws of each" if values["num_draws"] > 1 else ""
-    logits = f", up to {values['top_k']} logits per token" if "kept" in store.manifest.columns else ""
-    return f"the policy's output{draws}{logits}"
 
 
 def _sources(store: AnchorStore) -> str:

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lerobot_craft.anchors.columns import Ragged
 from lerobot_craft.anchors.files import Progress
 from lerobot_craft.anchors.loader import AnchorBatch, AnchorLoader, open_cache, retained_of
 from lerobot_craft.anchors.manifest import Manifest
@@ -63,7 +62,7 @@ def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, bat
 
 def floor_of(dtype: str, adapter: PolicyAdapter, retained: Retained) -> float:
     """The relative drift below which a difference is rounding."""
-    is_divergence = retained.mode == "action" and adapter.output_kind == "logits"
+    is_divergence = "kl" in retained.loss_types(adapter)
     return max(FLOORS[dtype], _DIVERGENCE_FLOOR) if is_divergence else FLOORS[dtype]
 
 
@@ -94,23 +93,8 @@ def relative_deviation(adapter: PolicyAdapter, teacher: Teacher, anchors: Anchor
     batch = policy_batch(anchors.raw, _cameras(anchors), teacher.preprocessor)
     with autocast(teacher.config):
         found = student_drift(adapter, teacher.policy, batch, anchors.columns, retained, draw=anchors.draw).cpu()
-    if retained.mode == "token_ce":
-        cached = anchors.columns["teacher_ce"]
-        if isinstance(cached, Ragged):
-            raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
-        return (found - cached).square() / cached.square().clamp_min(1e-6)
-    return found / _mean_square(anchors, retained).clamp_min(1e-12)
+    return retained.deviation(found, anchors.columns, adapter)
 
 
 def _cameras(anchors: AnchorBatch) -> list[str]:
     return [name for name, value in anchors.raw.items() if isinstance(value, Tensor) and value.dtype == torch.uint8]
-
-
-def _mean_square(anchors: AnchorBatch, retained: Retained) -> Tensor:
-    """Of all cached values of the batch; divergences of logits are their own scale."""
-    if retained.mode == "action" and isinstance(anchors.columns["target"], Ragged):
-        return torch.ones(())
-    names = ("target", "target_features", "teacher_hidden")
-    values = [c for name, c in anchors.columns.items() if name in names or name.startswith("hidden.")]
-    flat = [(c.values if isinstance(c, Ragged) else c).double().flatten() for c in values]
-    return torch.cat(flat).square().mean()

@@ -89,7 +89,7 @@ def drift_on(player: Player, anchors: AnchorLoader) -> dict[str, float]:
     loss_type = retained.loss_types(adapter)[0]
     scales = layer_scales_of(manifest.values.get("layer_scales"), loss_type)
     units = [1.0] * len(manifest.instructions)
-    if retained.mode == _ACTION:
+    if retained.has_own_error:
         units = units_of(manifest.scales, manifest.instructions, loss_type)
     drifts: list[Tensor] = []
     of_task: list[Tensor] = []

@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
 
 
 def _build(argv: Sequence[str]) -> int:
-    policy, rest = take_policy_flags(argv)
+    policy, rest = _with_plugins(argv)
     from lerobot_craft.anchors.documents import DocumentsBuild, asks_for_documents
     from lerobot_craft.anchors.recipe import BuildConfig
 
@@ -75,7 +75,8 @@ def _build(argv: Sequence[str]) -> int:
 def _info(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="craft cache info", description="Say what a cache holds.")
     parser.add_argument("directory", type=Path)
-    options = parser.parse_args(argv)
+    _, rest = _with_plugins(argv)
+    options = parser.parse_args(rest)
     from lerobot_craft.anchors.store import AnchorStore
     from lerobot_craft.anchors.summary import summary
 
@@ -84,7 +85,7 @@ def _info(argv: Sequence[str]) -> int:
 
 
 def _verify(argv: Sequence[str]) -> int:
-    policy, rest = take_policy_flags(argv)
+    policy, rest = _with_plugins(argv)
     parser = argparse.ArgumentParser(prog="craft cache verify", description="Check a cache.")
     parser.add_argument("directory", type=Path)
     options = parser.parse_args(rest)
@@ -108,15 +109,22 @@ def _verify(argv: Sequence[str]) -> int:
     return 0
 
 
+def _with_plugins(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
+    """The policy's flags and the others, once the packages that they name are imported."""
+    policy, rest = take_policy_flags(argv)
+    if policy.plugins:
+        from lerobot_craft.lerobot_api.policies import load_plugin
+
+        for plugin in policy.plugins:
+            load_plugin(plugin)
+    return policy, rest
+
+
 def _load_teacher(policy: PolicyFlags) -> "Teacher":
     if not policy.path:
         raise CraftError("give the teacher's checkpoint directory as --policy.path=DIR")
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
-    from lerobot_craft.lerobot_api.policies import load_plugin
     from lerobot_craft.teacher.load import load_teacher
-
-    for plugin in policy.plugins:
-        load_plugin(plugin)
 
     print(f"loading the teacher from {policy.path}", file=sys.stderr)
     return load_teacher(policy.path, policy.overrides)

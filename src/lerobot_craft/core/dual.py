@@ -23,7 +23,10 @@ _LARGEST_LOG_RATIO = 1.0
 
 
 def update_lambda(lambda_: float, retention_loss: float, epsilon: float, lambda_lr: float, lambda_max: float) -> float:
-    """The specification's rule: clip(lambda + lambda_lr (L_ret - eps), 0, lambda_max), equation (17)."""
+    """The rule of the original notes: clip(lambda + lambda_lr (L_ret - eps), 0, lambda_max), equation (17).
+
+    All are scalars: the multiplier, the retention loss, its budget, the rate and the maximum. Returns the next one.
+    """
     dual = Dual(initial_lambda=lambda_, lambda_lr=lambda_lr, lambda_max=lambda_max)
     return Multipliers(dual).update([retention_loss - epsilon])[0]
 

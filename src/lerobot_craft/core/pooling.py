@@ -40,7 +40,13 @@ class Pooled(NamedTuple):
 
 
 def identify_image_tokens(spans: TokenSpans, num_tokens: int, device: torch.device | None = None) -> Tensor:
-    """Boolean [T]: True where a position belongs to a camera."""
+    """Boolean [T]: True where a position belongs to a camera.
+
+    Args:
+        spans: where the cameras' tokens sit, as the model itself has it.
+        num_tokens: T.
+        device: of the result.
+    """
     if not spans.image:
         raise ValueError("this policy reports no image tokens: choose a pooling other than image means")
     is_image = torch.zeros(num_tokens, dtype=torch.bool, device=device)
@@ -60,6 +66,10 @@ def pool_hidden_states(hidden: Tensor, mask: Tensor, pooling: Pooling, spans: To
             real token), `vision_mean+text_last` (10: both, stacked), `none` (every token; ignore those that are not
             `valid`).
         spans: where the modalities sit.
+
+    Returns:
+        `features` [B, D], [B, 2, D] (`vision_mean+text_last`) or [B, T, D] (`none`), and `valid`, boolean, the same
+        shape without D.
     """
     if mask.shape != hidden.shape[:2]:
         raise ValueError(f"mask {tuple(mask.shape)} must have one entry per token of hidden {tuple(hidden.shape)}")

@@ -171,7 +171,13 @@ def merge_weights(gram: Gram, lambda_: float, surgery: Surgery, retention_gain: 
 
 
 def compute_dot(task: Gradients, retention: Gradients, group: dist.ProcessGroup | None = None) -> float:
-    """<t, r> over all parameters and ranks."""
+    """<t, r> over all parameters and ranks.
+
+    Args:
+        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
+        retention: r, in the same order and shapes.
+        group: the ranks that share the model; the default group if torch.distributed is initialised.
+    """
     return Gram.of(task, retention, group).tr
 
 
@@ -181,7 +187,17 @@ def project_if_conflict(
     conflict_threshold: float = -0.1,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[list[Tensor | None], bool]:
-    """Take from t, in place, its component along r if cos(t, r) < conflict_threshold; say whether it was so."""
+    """Take from t, in place, its component along r if cos(t, r) < conflict_threshold; say whether it was so.
+
+    Args:
+        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
+        retention: r, in the same order and shapes; it is not changed.
+        conflict_threshold: a cosine.
+        group: the ranks that share the model; the default group if torch.distributed is initialised.
+
+    Returns:
+        The task gradient, one per parameter [shape of the parameter], and whether there was a conflict.
+    """
     surgery = Surgery(conflict_threshold=conflict_threshold)
     weights = merge_weights(Gram.of(task, retention, group), 0.0, surgery)
     if not weights.conflict:
@@ -194,7 +210,17 @@ def project_if_conflict(
 def merge_grads(
     task: Gradients, retention: Gradients, lambda_: float, projection_mode: ProjectionMode = "weighted"
 ) -> list[Tensor | None]:
-    """Merge without projection, in place into t (into r where t has no gradient): equation (12)."""
+    """Merge without projection, in place into t (into r where t has no gradient): equation (12).
+
+    Args:
+        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
+        retention: r, in the same order and shapes.
+        lambda_: the multiplier.
+        projection_mode: `weighted`: t + lambda r; `equal`: (t + r) / 2; `task_priority`: t + min(lambda, 1) r.
+
+    Returns:
+        One gradient per parameter [shape of the parameter]; None where neither has one.
+    """
     return combine_(task, retention, *_mode_weights(projection_mode, lambda_))
 
 

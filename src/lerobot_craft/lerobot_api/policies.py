@@ -1,6 +1,7 @@
 """Configs, checkpoints and precision of lerobot's policies."""
 
 import contextlib
+import importlib
 import io
 import json
 import logging
@@ -44,13 +45,17 @@ class PolicyConfig(Protocol):
 
 
 def load_plugin(package: str) -> None:
-    """Import a package that registers policies, as lerobot does for `--policy.discover_packages_path`."""
+    """Import what registers policies, environments or retention modes: `--discover_packages_path`.
+
+    A package is imported with its modules, as lerobot does. A single module, which lerobot does not take, is too.
+    """
     from lerobot.configs import parser
 
     try:
-        parser.load_plugin(package)
-    except parser.PluginLoadError as error:
-        raise CraftError(f"--policy.discover_packages_path={package} cannot be imported: {error}") from error
+        if hasattr(importlib.import_module(package), "__path__"):
+            parser.load_plugin(package)
+    except (ImportError, parser.PluginLoadError) as error:
+        raise CraftError(f"--discover_packages_path={package} cannot be imported: {error}") from error
 
 
 def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> PolicyConfig:

@@ -49,7 +49,7 @@ def register_adapter[Adapter: type[PolicyAdapter]](adapter: Adapter) -> Adapter:
 
 def supported_policies() -> list[str]:
     """Policy types that have an adapter here, in this process or in an installed distribution."""
-    return sorted({*_BUILT_IN, *_registered, *_installed()})
+    return sorted({*_BUILT_IN, *_registered, *installed(ENTRY_POINT_GROUP)})
 
 
 def adapter_for(config: Any) -> PolicyAdapter:
@@ -72,7 +72,7 @@ def _load(policy_type: str) -> PolicyAdapter | None:
     if policy_type in _registered:
         return _registered[policy_type]()
     # An installed one goes before ours: somebody installed it on purpose.
-    target = _installed().get(policy_type) or _BUILT_IN.get(policy_type)
+    target = installed(ENTRY_POINT_GROUP).get(policy_type) or _BUILT_IN.get(policy_type)
     if target is None:
         return None
     module, _, name = target.partition(":")
@@ -85,19 +85,19 @@ def _load(policy_type: str) -> PolicyAdapter | None:
     return adapter
 
 
-def _installed() -> dict[str, str]:
-    """Targets of installed adapters, by policy type."""
+def installed(group: str) -> dict[str, str]:
+    """Targets that installed distributions declare as entry points of a group, by name."""
     places = []
     for place in sys.path:
         with suppress(OSError):  # nothing there
             places.append((place, Path(place).stat().st_mtime_ns))
-    return _installed_in(tuple(places))
+    return _installed_in(tuple(places), group)
 
 
-@functools.lru_cache(maxsize=8)
-def _installed_in(places: tuple[tuple[str, int], ...]) -> dict[str, str]:
+@functools.lru_cache(maxsize=16)
+def _installed_in(places: tuple[tuple[str, int], ...], group: str) -> dict[str, str]:
     """The same, for directories with the times of their last changes: an installation is one.
 
     To look for them is to read a file of every installed distribution.
     """
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    return {entry.name: entry.value for entry in entry_points(group=group)}

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.anchors.recipe import DRAW_FROM, BuildConfig, DatasetFlags, resolve_source
-from lerobot_craft.anchors.retained import RetentionMode
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
 from lerobot_craft.errors import CraftError
 
@@ -17,24 +17,21 @@ TeacherKind = Literal["cache", "online"]
 AnchorSource = Literal["auto", "dataset", "cross", "both"]
 EpsilonUnit = Literal["teacher", "absolute"]
 
+_TOGETHER = "+"  # between modes that are retained together
+LOSS_TYPES = ("mse", "cosine", "l1", "kl")
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "method": get_args(MethodName),
-    "retention_mode": get_args(RetentionMode),
     "anchor_source": get_args(AnchorSource),
     "draw_from": DRAW_FROM,
     "teacher": get_args(TeacherKind),
-    "loss_type": ("mse", "cosine", "l1", "kl"),
+    "loss_type": LOSS_TYPES,
     "pooling": tuple(pooling for pooling in get_args(Pooling) if pooling != "none"),
     "dual_rule": get_args(DualRule),
     "epsilon_decay": get_args(EpsilonDecay),
     "epsilon_unit": get_args(EpsilonUnit),
     "projection_mode": get_args(ProjectionMode),
     "normalization": get_args(Normalization),
-}
-# Named by the documents as modes to come; both are hidden retention with other settings, or not built.
-_RENAMED_MODES = {
-    "hidden_multi_layer": "use --craft.retention_mode=hidden with --craft.layers_to_save=-2,-1",
-    "attention_map": "it is not built: no measurement speaks for it",
 }
 # What the multipliers call their own, and the flag for it.
 _DUAL_FLAGS = {
@@ -96,8 +93,9 @@ class CraftConfig:
     anchor_batch_size: int = 0
     # K: every K-th step visits anchors.
     retention_freq: int = 1
-    # What is retained: action | hidden | token_ce. With the last two, what is left open is as the documents of the
-    # first CRaFT have it.
+    # What is retained: action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours; or
+    # several, as hidden+action, with a budget and a cache each. With any but action, what is left open is as the
+    # documents of the first CRaFT have it.
     retention_mode: str = "action"
     # mse | cosine | l1 | kl. Unset: mse, for logits kl.
     loss_type: str | None = None
@@ -256,8 +254,17 @@ class CraftConfig:
             raise CraftError("--craft.per_token keeps every token, --craft.pooling does not: give one of the two")
 
     def _check_choices(self) -> None:
-        if self.retention_mode in _RENAMED_MODES:
-            raise CraftError(f"--craft.retention_mode={self.retention_mode}: {_RENAMED_MODES[self.retention_mode]}")
+        try:
+            modes = self.modes
+        except CraftError as error:
+            raise CraftError(str(error).replace("--retention_mode", "--craft.retention_mode")) from error
+        if len(set(modes)) < len(modes):
+            raise CraftError(f"--craft.retention_mode={self.retention_mode} names a mode twice: name each once")
+        if len(modes) > 1 and (self.loss_type is not None or self.teacher == "online"):
+            raise CraftError(
+                f"--craft.retention_mode={self.retention_mode}: several modes have a cache and the default loss each: "
+                "leave out --craft.loss_type and --craft.teacher=online"
+            )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
@@ -276,6 +283,21 @@ class CraftConfig:
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
                 raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """What is retained, mode by mode."""
+        return tuple(mode_named(name).mode for name in self.retention_mode.split(_TOGETHER))
+
+    def by_mode(self) -> "list[CraftConfig]":
+        """The same for each mode alone; with several, each has its cache in a directory of its name."""
+        if len(self.modes) == 1:
+            return [self]
+        found = []
+        for name in self.retention_mode.split(_TOGETHER):
+            where = None if self.anchor_cache_dir is None else self.anchor_cache_dir / mode_named(name).mode
+            found.append(replace(self, retention_mode=name, anchor_cache_dir=where))
+        return found
 
     def following(self) -> "CraftConfig":
         """The same where multipliers follow the drift on real frames that are kept out of training."""

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lerobot_craft.anchors.modes.hidden import Hidden
 from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.anchors.retained import Retained, as_kind
-from lerobot_craft.anchors.student_values import compare
-from lerobot_craft.core import drift, pool_hidden_states
+from lerobot_craft.anchors.retained import as_kind
+from lerobot_craft.core import drift
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.config import CraftConfig
@@ -33,9 +33,8 @@ def extract_student_hidden_features(policy: Any, batch: Mapping[str, Any], craft
     adapter = adapter_for(policy.config)
     retained = _retained(craft_config, policy)
     with mode(policy, train=adapter.train_mode):
-        found = adapter.hidden(policy, batch, retained.layers)
-    pooled = [pool_hidden_states(t.hidden, t.mask, retained.pooling, t.spans).features for t in found.values()]
-    features = torch.stack(pooled, dim=1)  # [B, layers, (2,) D]
+        pooled = retained.take(adapter, policy, batch, None).values()
+    features = torch.stack([vectors for vectors, _ in pooled], dim=1)  # [B, layers, (2,) D]
     return features[:, 0] if features.shape[1:-1] == (1,) else features
 
 
@@ -62,7 +61,7 @@ def compute_hidden_retention_loss(
     batch = {name: value for name, value in anchor_batch.items() if name not in _TARGETS}
     kind = as_kind(craft_config.loss_type or "mse")
     with mode(policy, train=adapter.train_mode):
-        pairs = compare(adapter, policy, batch, columns, retained, {})
+        pairs = retained.compare(adapter, policy, batch, columns, {})
     loss = torch.stack([drift(p.student, p.teacher, kind, mask=p.mask) for p in pairs]).mean()
     return loss, {
         "retention_loss": loss.item(),
@@ -71,10 +70,11 @@ def compute_hidden_retention_loss(
     }
 
 
-def _retained(config: CraftConfig, policy: Any) -> Retained:
-    if config.retention_mode != "hidden" or config.per_token:
+def _retained(config: CraftConfig, policy: Any) -> Hidden:
+    retained = config.build_config(Path(), DatasetFlags(), seed=0).retained(adapter_for(policy.config), policy)
+    if not isinstance(retained, Hidden) or config.per_token:
         raise CraftError("these functions pool hidden states: use retention_mode=hidden without per_token")
-    return config.build_config(Path(), DatasetFlags(), seed=0).retained(adapter_for(policy.config), policy)
+    return retained
 
 
 def _mean_norm(features: list[Tensor]) -> float:

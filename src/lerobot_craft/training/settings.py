@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import local_checkpoint, require_config
+from lerobot_craft.lerobot_api.policies import load_plugin, local_checkpoint, require_config
 from lerobot_craft.lerobot_api.train_flags import parse_train_config
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint
+from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint, package_flags
 from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, require_settings
 from lerobot_craft.training.output.run_dir import make_way, wait_for_way
 
@@ -31,7 +31,7 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
         argv: lerobot's flags.
         craft_config: Reads CRaFT's flags over the values of a file, or (None) over the defaults.
     """
-    argv = _where_to_go_on(argv)
+    argv = _where_to_go_on(_with_packages(argv))
     saved = _saved_beside(argv)
     craft = craft_config(saved)
     if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
@@ -62,6 +62,16 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     if craft.enabled and cfg.resume:
         _require_same_seed(cfg)
     return cfg, craft
+
+
+def _with_packages(argv: Sequence[str]) -> Sequence[str]:
+    """The flags without those that name packages, which are imported: one may bring a retention mode."""
+    for flag in package_flags(argv):
+        name, _, packages = flag.partition("=")
+        for package in packages.split(","):
+            load_plugin(package)
+        argv = without_flag(name, argv)
+    return argv
 
 
 def _require_same_seed(cfg: Any) -> None:

@@ -114,7 +114,7 @@ def test_the_drift_is_in_the_unit_of_its_own_task(context_of):
         method = started(context_of(anchor_batch_size=18, **craft))
         train_a_little(method.context, scale=1.001)
         found[name] = take_step(method)
-    units = method.anchors.units(method.loss_type)
+    units = method.anchors.units(method._parts[0].loss_type)
     assert len(set(units)) == len(OLD_TASKS), "else nothing tells them apart"
     for task, unit in zip(OLD_TASKS, units, strict=True):
         key = f"retention_loss/{task}"
@@ -126,10 +126,10 @@ def test_the_drift_is_in_the_unit_of_its_own_task(context_of):
 def test_drift_over_several_layers_is_relative_and_its_unit_is_one(context_of):
     context = context_of("pi0_fast", cache="every_token", **HIDDEN, **EVERY_TOKEN)
     relative = started(context)
-    assert relative._layer_scales == relative.anchors.layer_scales("mse")
+    assert relative._parts[0].layer_scales == relative.anchors.layer_scales("mse")
     assert relative._step.units == [1.0] * 3
     absolute = started(context_of("pi0_fast", cache="every_token", relative=False, **HIDDEN, **EVERY_TOKEN))
-    assert absolute._layer_scales is None
+    assert absolute._parts[0].layer_scales is None
     assert absolute._step.units == absolute.anchors.units("mse") != [1.0] * 3
 
 
@@ -237,9 +237,9 @@ def test_hidden_states_of_every_token_freeze_the_readout_whether_flags_or_the_ca
 
 
 def test_a_loss_is_chosen_where_none_is_named(context_of):
-    assert started(context_of("pi0_fast")).loss_type == "kl"
-    assert started(context_of()).loss_type == "mse"
-    assert started(context_of(loss_type="l1")).loss_type == "l1"
+    assert started(context_of("pi0_fast"))._parts[0].loss_type == "kl"
+    assert started(context_of())._parts[0].loss_type == "mse"
+    assert started(context_of(loss_type="l1"))._parts[0].loss_type == "l1"
 
 
 def test_at_its_first_step_the_student_is_the_teacher(context_of):
@@ -247,3 +247,44 @@ def test_at_its_first_step_the_student_is_the_teacher(context_of):
     assert method.start_report.reproduction.holds
     assert take_step(method)["retention_loss"] == pytest.approx(0, abs=1e-6)
     assert math.isfinite(take_step(method)["cos"])
+
+
+def test_each_of_two_modes_has_its_own_multipliers_and_units(context_of):
+    method = started(context_of("pi0_fast", retention_mode="hidden+action"))
+    hidden, action = method._parts
+    assert method._step.multipliers.groups == tuple(
+        f"{mode}: {task}" for mode in ("hidden", "action") for task in OLD_TASKS
+    )
+    assert method._step.units == hidden.anchors.units("mse") + action.anchors.units("kl")
+    drift = method._drift()
+    of_hidden, of_action = drift.groups.chunk(2)
+    assert of_hidden.unique().tolist() == [0, 1, 2]
+    assert torch.equal(of_hidden + len(OLD_TASKS), of_action)  # the same anchors under both
+    assert len(drift.per_sample) == len(drift.groups) == 18
+
+
+def test_a_task_is_shown_under_the_mode_that_moved_most(context_of):
+    method = started(context_of("pi0_fast", retention_mode="hidden+action"))
+    train_a_little(method.context)
+    metrics = take_step(method)
+    by_mode = {mode: metrics[f"mode_loss/{mode}"] for mode in ("hidden", "action")}
+    assert min(by_mode.values()) > 0
+    assert metrics["retention_loss"] == pytest.approx(sum(by_mode.values()) / 2)
+    worst = [metrics[f"retention_loss/{task}"] for task in OLD_TASKS]
+    assert sum(worst) / len(worst) >= max(by_mode.values()) - 1e-6
+    assert metrics["mode"] == "hidden+action"
+
+
+def test_what_is_kept_out_is_kept_out_under_both_modes(context_of):
+    method = started(context_of("pi0_fast", retention_mode="hidden+action"))
+    method.anchors.hold_out(torch.arange(2, method.anchors.num_anchors))
+    assert {len(part.anchors.batch(0, 2, 0, 1)) for part in method._parts} == {2}
+    of_each = [sorted(part.anchors.batch(0, 2, 0, 1).instruction.tolist()) for part in method._parts]
+    assert of_each[0] == of_each[1] == sorted(method.anchors.instructions[:2].tolist())
+
+
+def test_caches_of_other_anchors_are_not_retained_together(context_of, caches):
+    started(context_of("pi0_fast", retention_mode="hidden", cache="apart/hidden", num_anchors=12))
+    started(context_of("pi0_fast", retention_mode="action", cache="apart/action", num_anchors=15))
+    with pytest.raises(CraftError, match="hold different anchors"):
+        started(context_of("pi0_fast", retention_mode="hidden+action", cache="apart"))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.training.anchoring.probe import ActionDrift
 from lerobot_craft.training.documents import DocumentsConfig
@@ -29,7 +29,7 @@ class Counted(Method):
     name = "craft"
     has_multipliers = True
     old_anchors = SimpleNamespace(
-        tasks=TASKS, num_anchors=4, directory=None, source="both", stored_bytes=123, retained=Retained("action")
+        tasks=TASKS, num_anchors=4, directory=None, source="both", stored_bytes=123, retained=Action()
     )
 
     def __init__(self, spoiled=()):

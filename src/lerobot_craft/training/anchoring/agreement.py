@@ -4,34 +4,20 @@ from pathlib import Path
 
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.anchors.plan import parse_old_instructions
-from lerobot_craft.anchors.retained import PER_TOKEN, Retained
+from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import adapter_for, unwrapped
-from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.config import LOSS_TYPES, CraftConfig
 from lerobot_craft.training.methods.method import Context
 
 
-def check_layers(context: Context, held: Retained, directory: Path) -> None:
-    """Refuse a cache of other layers or another pooling than those that are set."""
-    config = context.config
-    if held.mode != "hidden":
-        return
-    wanted = []
-    if asked := config.layers_to_save or config.hidden_layer:
-        layers = adapter_for(context.teacher.config).resolve(unwrapped(context.policy), asked)
-        if set(layers) != set(held.layers):
-            flag = "layers_to_save" if config.layers_to_save else "hidden_layer"
-            wanted.append(f"layer {', '.join(map(str, layers))} (--craft.{flag}={asked})")
-    if config.per_token and held.pooling != PER_TOKEN:
-        wanted.append("every token (--craft.per_token)")
-    elif config.pooling not in (None, held.pooling):
-        wanted.append(f"pooling {config.pooling} (--craft.pooling)")
-    if wanted:
-        pooling = "every token" if held.pooling == PER_TOKEN else f"pooling {held.pooling}"
+def check_values(context: Context, held: Retained, directory: Path) -> None:
+    """Refuse a cache of other values, such as of other layers, than those that the flags ask for."""
+    adapter = adapter_for(context.teacher.config)
+    if wanted := held.disagreements(context.config, adapter, unwrapped(context.policy)):
         raise CraftError(
-            f"{directory} holds layer {', '.join(map(str, held.layers))}, {pooling}, and training asks for "
-            f"{' and '.join(wanted)}: leave these flags out to use what the cache holds, or build another one with "
-            "`craft cache build`"
+            f"{directory} holds {held}, and training asks for {' and '.join(wanted)}: leave these flags out to use "
+            "what the cache holds, or build another one with `craft cache build`"
         )
 
 
@@ -64,7 +50,8 @@ def check_loss_type(context: Context, retained: Retained) -> None:
     loss_type = context.config.loss_type
     if loss_type is None or loss_type in allowed:
         return
-    remedy = "leave it out" if retained.mode == "token_ce" else f"use {', '.join(allowed)}"
+    can_be_given = [loss for loss in allowed if loss in LOSS_TYPES]
+    remedy = f"use {', '.join(can_be_given)}" if can_be_given else "leave it out"
     raise CraftError(
         f"--craft.loss_type={loss_type} cannot compare what --craft.retention_mode={retained.mode} keeps: {remedy}"
     )

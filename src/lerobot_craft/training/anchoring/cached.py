@@ -12,8 +12,8 @@ from lerobot_craft.anchors.columns import Columns
 from lerobot_craft.anchors.files import sha256_of
 from lerobot_craft.anchors.loader import DECODED_BYTES, AnchorBatch, AnchorLoader, retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.recipe import most_visits
-from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.lerobot_api.policies import autocast
 from lerobot_craft.policies import adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import adapter_off, ask, policy_inputs, visit_generators
@@ -58,7 +58,7 @@ class CachedAnchors:
     def actions(self, indices: Tensor) -> AnchorBatch | None:
         """The same with the teacher's actions: from the cache or, before the first step, from the student itself."""
         anchors = self.loader.take(indices)
-        if self.retained.mode == "action":
+        if self.retained.mode == Action.mode:
             return anchors
         if self._context.resumed:
             return None
@@ -72,8 +72,8 @@ class CachedAnchors:
         with adapter_off(self._context.policy):
             if adapter.reads_instruction:  # it can be asked where nobody demonstrated, as for cross anchors
                 rngs = visit_generators(self._context.seed, None, indices.tolist())
-                retained = Retained("action", top_k=self._context.config.top_k)
-                return ask(adapter, policy, teacher.config, batch, retained, rngs)
+                actions = Action(top_k=self._context.config.top_k)
+                return ask(adapter, policy, teacher.config, batch, actions, rngs)
             if adapter.fixed_names:  # noise around demonstrated actions, which a cache does not keep
                 return None
             with torch.no_grad(), mode(policy, train=adapter.train_mode), autocast(teacher.config):

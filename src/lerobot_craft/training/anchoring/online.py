@@ -20,6 +20,7 @@ from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.datasets import MadeStates
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import Scale
+from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.order import by_origin, visit, without
 from lerobot_craft.anchors.recipe import digest, most_visits
 from lerobot_craft.anchors.retained import Retained
@@ -56,8 +57,8 @@ class OnlineAnchors:
         self._student = context.policy
         self._copy = None if hasattr(context.policy, "disable_adapter") else frozen_teacher(context)
         self._frames = FramesInMemory(job, self._make_states())
-        self.retained = dataclasses.replace(job.retained, draws=1)  # every visit draws anew
-        self._actions = Retained("action", top_k=context.config.top_k)
+        self.retained = job.retained.once()  # every visit draws anew
+        self._actions = Action(top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
         self.num_anchors = len(job.plan)
         self.source: str = job.plan.source

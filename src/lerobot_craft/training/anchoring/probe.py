@@ -18,7 +18,8 @@ from torch import Tensor
 from lerobot_craft.anchors.columns import Column, Columns, Ragged, concatenate, take
 from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.anchors.loader import AnchorBatch
-from lerobot_craft.anchors.retained import FIXED, OWN_ERROR, Retained
+from lerobot_craft.anchors.modes.action import Action
+from lerobot_craft.anchors.retained import FIXED, OWN_ERROR
 from lerobot_craft.anchors.shards import OFFSETS, ShardReader
 from lerobot_craft.anchors.student_values import student_drift
 from lerobot_craft.core.ranks import main_decides
@@ -116,7 +117,7 @@ class ActionProbe:
         self._adapter = adapter_for(context.teacher.config)
         self._config = context.teacher.config
         self._preprocessor = context.teacher.preprocessor
-        self._retained = Retained("action", top_k=context.config.top_k)
+        self._retained = Action(top_k=context.config.top_k)
         self._loss_type = self._retained.loss_types(self._adapter)[0]
         self.tasks = anchors.tasks
         self._batches = batches
@@ -177,7 +178,7 @@ class ActionProbe:
 
     def _shared_units(self, own: list[float] | None, other: Anchors | None) -> list[float] | None:
         """Units of the anchors that are held: measured on more frames, and the same as the budget's."""
-        if other is None or other.retained.mode != "action" or own is None:
+        if other is None or other.retained.mode != Action.mode or own is None:
             return own
         known = dict(zip(other.tasks, other.units(self._loss_type), strict=True))
         return [known.get(task, unit) for task, unit in zip(self.tasks, own, strict=True)]
@@ -206,7 +207,7 @@ class ActionProbe:
         return ActionDrift(per_anchor, self.real)
 
     def _own_errors(self, anchors: Anchors) -> list[float] | None:
-        if anchors.retained.mode == "action":
+        if anchors.retained.mode == Action.mode:
             return anchors.units(self._loss_type)
         name = f"{OWN_ERROR}{self._loss_type}"
         columns = [batch.columns.get(name) for batch in self._batches]

@@ -24,7 +24,7 @@ from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import lerobot_home
 from lerobot_craft.policies import adapter_for
-from lerobot_craft.training.anchoring.agreement import check_layers, check_loss_type, check_origin
+from lerobot_craft.training.anchoring.agreement import check_loss_type, check_origin, check_values
 from lerobot_craft.training.anchoring.asking import adapter_off
 from lerobot_craft.training.anchoring.cached import CachedAnchors
 from lerobot_craft.training.anchoring.flag_names import flags_of_training
@@ -212,13 +212,13 @@ def _opened(context: Context, directory: Path) -> CachedAnchors:
         loader = open_cache(
             directory,
             teacher=None if context.resumed else teacher.fingerprint,
-            retention_mode=config.retention_mode,  # type: ignore[arg-type]  # checked by the config
+            retention_mode=config.retention_mode,
             verify=verify,
             policy_config=teacher.config,
             progress=bar.update,
         )
     anchors = CachedAnchors(context, loader)
-    check_layers(context, anchors.retained, directory)
+    check_values(context, anchors.retained, directory)
     return anchors
 
 

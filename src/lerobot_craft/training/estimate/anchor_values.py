@@ -1,7 +1,6 @@
 """What a teacher would have left in the cache, as far as memory goes: columns of the right shapes."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,16 +23,14 @@ def anchor_columns(
         return _token_columns(policy.config.max_action_tokens, retained, rows)
     rngs = [np.random.default_rng(row) for row in range(rows)]
     with torch.no_grad():
-        return teacher_columns(adapter, policy, batch, replace(retained, draws=1), rngs)
+        return teacher_columns(adapter, policy, batch, retained.once(), rngs)
 
 
 def _token_columns(length: int, retained: Retained, rows: int) -> Columns:
     columns: Columns = {f"{FIXED}tokens": _ragged(rows, length, torch.int32)}
-    if retained.mode == "token_ce":
-        return columns
     return columns | {
-        "target": _ragged(rows, length - 1, torch.float32, retained.top_k + 1),
-        "kept": _ragged(rows, length - 1, torch.int32, retained.top_k),
+        name: _ragged(rows, positions, dtype, *width)
+        for name, (positions, dtype, width) in retained.token_columns(length).items()
     }
 
 

@@ -1,6 +1,5 @@
 """What a method adds to a plain step: anchors, more samples, or tensors that it keeps all along."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from torch import nn
 
 from lerobot_craft.anchors.loader import retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
+from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.policies import PolicyAdapter, adapter_for, unwrapped
@@ -59,18 +59,24 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
         student = unwrapped(policy)
         kept["frozen copy of the teacher"] = sum(t.nbytes for t in (*student.parameters(), *student.buffers()))
     adapter = adapter_for(cfg.policy)
-    retained, manifest = _retained(craft, adapter, unwrapped(policy))
+    (retained, manifest), *others = [_retained(own, adapter, unwrapped(policy)) for own in craft.by_mode()]
     loss_type = None if craft.method == "lwf" else craft.loss_type
-    anchoring = Anchoring(adapter, retained, loss_type, craft.anchor_batch_size or cfg.batch_size)
+    anchoring = Anchoring(
+        adapter,
+        retained,
+        loss_type,
+        craft.anchor_batch_size or cfg.batch_size,
+        tuple(other for other, _ in others),
+    )
     return MethodParts(rows, anchoring, manifest, kept)
 
 
 def _retained(craft: CraftConfig, adapter: PolicyAdapter, policy: nn.Module) -> tuple[Retained, Manifest | None]:
     if craft.method == "lwf":
-        return Retained("action", top_k=craft.top_k), None
+        return Action(top_k=craft.top_k), None
     directory = craft.anchor_cache_dir
     if craft.teacher == "cache" and directory is not None and (directory / MANIFEST_FILE).exists():
         manifest = Manifest.load(directory)
         return retained_of(manifest, adapter, policy), manifest
     build = craft.build_config(Path(), DatasetFlags(), seed=0)
-    return dataclasses.replace(build.retained(adapter, policy), draws=1), None
+    return build.retained(adapter, policy).once(), None

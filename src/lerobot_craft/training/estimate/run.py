@@ -140,7 +140,8 @@ def _title(
     trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
     method = craft.method if craft.enabled else "plain fine-tuning"
     if parts.anchoring is not None:
-        method += f" ({parts.anchoring.retained.mode}, {parts.anchoring.rows} anchors)"
+        retained = "+".join(each.mode for each in (parts.anchoring.retained, *parts.anchoring.beside))
+        method += f" ({retained}, {parts.anchoring.rows} anchors)"
     devices = "" if options.world_size == 1 else f" x {options.world_size} ({options.strategy})"
     return (
         f"{cfg.policy.type}: {everything / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained; {method}; "

@@ -39,12 +39,14 @@ class Anchoring:
         retained: Which values are retained.
         loss_type: How they are compared; None: as the values' kind has it.
         rows: Anchors in a step.
+        beside: What else is retained of the same anchors.
     """
 
     adapter: PolicyAdapter
     retained: Retained
     loss_type: str | None
     rows: int
+    beside: tuple[Retained, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,12 +146,19 @@ class Step:
         student, adapter, retained = unwrapped(self._policy), anchoring.adapter, anchoring.retained
         batch = make_batch(self._shapes, anchoring.rows)
         with mode(student, train=adapter.train_mode), self._autocast():
-            columns = anchor_columns(adapter, student, batch, retained, anchoring.rows)
+            asked = {
+                each: anchor_columns(adapter, student, batch, each, anchoring.rows)
+                for each in (retained, *anchoring.beside)
+            }
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
         self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
         with self._pass(ANCHOR_PASS):
             with mode(student, train=adapter.train_mode), self._autocast():
-                drift = student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
+                drifts = [
+                    student_drift(adapter, student, batch, columns, each, anchoring.loss_type)
+                    for each, columns in asked.items()
+                ]
+                drift = drifts[0] if len(drifts) == 1 else torch.cat(drifts)
             if not drift.requires_grad:
                 raise CraftError(f"retention reaches nothing that is trained: {adapter.how_to_reach(student)}")
             gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)

@@ -11,18 +11,20 @@ from torch import Tensor, nn
 
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
-from lerobot_craft.anchors.retained import PER_TOKEN
+from lerobot_craft.anchors.modes.action import Action
+from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.core import AnchorDrift, Multipliers, RetentionStep, StepReport
+from lerobot_craft.core import AnchorDrift, AnchorReport, Multipliers, RetentionStep, StepReport
 from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
-from lerobot_craft.policies import adapter_for, mode, unwrapped
+from lerobot_craft.policies import PolicyAdapter, adapter_for, mode, unwrapped
 from lerobot_craft.training.anchoring.asking import policy_inputs
 from lerobot_craft.training.anchoring.checks import StartReport, check_start
 from lerobot_craft.training.anchoring.probe import ActionDrift, ActionProbe, spared
-from lerobot_craft.training.anchoring.source import Anchors, open_anchors
+from lerobot_craft.training.anchoring.several import mode_of, open_all
+from lerobot_craft.training.anchoring.source import Anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
 from lerobot_craft.training.methods.method import Context, Cost, Method
@@ -56,8 +58,8 @@ class Constrained(Method):
         return list(dict.fromkeys(self._modules))
 
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
-        """The readout, where hidden states are retained token by token: their loss does not hold it."""
-        if _keeps_every_token(config) if config.freeze_readout is None else config.freeze_readout:
+        """The readout, where the mode asks for it: a loss on hidden states of every token does not hold it."""
+        if _freezes_readout(config) if config.freeze_readout is None else config.freeze_readout:
             freeze_readout(policy, adapter_for(policy_config))
 
     def start(self, context: Context) -> None:
@@ -70,25 +72,21 @@ class Constrained(Method):
                 f"step, so it would not be the teacher that --craft.method={config.method} holds it to: use keep"
             )
         self._adapter = adapter_for(context.teacher.config)
-        self.anchors = open_anchors(context)
-        retained = self.anchors.retained
+        self.anchors, each = open_all(context)
         # A policy that answers in tokens acts differently at drifts far below 1 (decision 0023): its floor stays.
         if self.measures_real_frames() and self._adapter.output_kind != "logits":
             config = config.following()
             self.context = dataclasses.replace(context, config=config)
-        self.loss_type = config.loss_type or retained.loss_types(self._adapter)[0]
-        self.start_report = check_start(context, self.anchors, self.loss_type)
-        several = len(retained.layers) > 1
-        relative = several if config.relative is None else config.relative
-        self._layer_scales = self.anchors.layer_scales(self.loss_type) if relative else None
-        per_task = config.lambda_per_task
-        self._tasks = tuple(self.anchors.tasks) if per_task else ("all",)
+        self._parts = [_Part.of(config, anchors, self._adapter) for anchors in each]
+        reports = [check_start(context, part.anchors, part.loss_type) for part in self._parts]
+        self.start_report = max(reports, key=lambda report: report.held)
+        self._tasks = tuple(self.anchors.tasks) if config.lambda_per_task else ("all",)
         named = context.policy.named_parameters()
         self._modules = module_names([(name, p.numel()) for name, p in named if p.requires_grad])
         self._step = RetentionStep(
             context.trained,
             context.optimizer,
-            Multipliers(config.dual(), self._tasks),
+            Multipliers(config.dual(), self._groups()),
             surgery=config.surgery(context.train.optimizer.grad_clip_norm),
             epsilon=functools.partial(config.epsilon, total_steps=context.train.steps),
             units=self._units(),
@@ -102,7 +100,7 @@ class Constrained(Method):
     def measures_real_frames(self) -> bool:
         """Whether the drift of what it retains is measured on real old frames that are kept out of training."""
         config, remembered = self.context.config, self.context.remembered
-        if self.anchors.retained.mode != "action" or config.probe_anchors == 0:
+        if config.modes != (Action.mode,) or config.probe_anchors == 0:
             return False
         return len(spared(self.anchors)) > 0 if remembered is None else remembered.measured is not None
 
@@ -119,10 +117,14 @@ class Constrained(Method):
     def _units(self) -> list[float] | None:
         if self.context.config.epsilon_unit == "absolute":
             return None
-        units = self.anchors.units(self.loss_type)
-        if self._layer_scales is not None:  # the drift is relative already, and its spread is 1 by its definition
-            return [1.0] * len(self._tasks)
-        return units if self.context.config.lambda_per_task else [sum(units) / len(units)]
+        per_task = self.context.config.lambda_per_task
+        return [unit for part in self._parts for unit in part.units(len(self._tasks), per_task)]
+
+    def _groups(self) -> tuple[str, ...]:
+        """The constraints: one per task and, where several modes are retained, per mode."""
+        if len(self._parts) == 1:
+            return self._tasks
+        return tuple(f"{part.anchors.retained.mode}: {task}" for part in self._parts for task in self._tasks)
 
     def backward(self, loss: Tensor) -> None:
         """Task backward, then on every K-th step the anchors' backward and the merge of both."""
@@ -134,8 +136,18 @@ class Constrained(Method):
 
     def _drift(self) -> AnchorDrift:
         self._stopwatch.start()
+        anchor_step = self._step.step // self.context.config.retention_freq
+        found = [self._drift_of(part, self._batch_of(part.anchors, anchor_step)) for part in self._parts]
+        if len(found) == 1:
+            return found[0]
+        groups = []
+        for index, (drift, instruction, _) in enumerate(found):
+            of_task = torch.zeros(len(drift), dtype=torch.long) if instruction is None else instruction
+            groups.append(of_task + index * len(self._tasks))
+        return AnchorDrift(torch.cat([drift for drift, *_ in found]), torch.cat(groups), found[0].dtype)
+
+    def _drift_of(self, part: "_Part", anchors: AnchorBatch) -> AnchorDrift:
         context = self.context
-        anchors = self.batch(self._step.step // context.config.retention_freq)
         batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
         policy = unwrapped(context.policy)
         drift = functools.partial(
@@ -144,10 +156,10 @@ class Constrained(Method):
             policy,
             batch,
             anchors.columns,
-            self.anchors.retained,
-            self.loss_type,
+            part.anchors.retained,
+            part.loss_type,
             draw=anchors.draw,
-            layer_scales=self._layer_scales,
+            layer_scales=part.layer_scales,
         )
         with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
             per_sample = run_in(policy, drift)
@@ -156,8 +168,11 @@ class Constrained(Method):
 
     def batch(self, anchor_step: int) -> AnchorBatch:
         """The anchors of the n-th anchor step, counted from 0: this rank's part."""
+        return self._batch_of(self.anchors, anchor_step)
+
+    def _batch_of(self, anchors: Anchors, anchor_step: int) -> AnchorBatch:
         accelerator = self.context.accelerator
-        return self.anchors.batch(
+        return anchors.batch(
             anchor_step, self.context.config.anchor_batch_size, accelerator.process_index, accelerator.num_processes
         )
 
@@ -185,7 +200,7 @@ class Constrained(Method):
 
     def metrics(self) -> dict[str, Any]:
         """Of the last step; on steps between anchors only the task's norm."""
-        values: dict[str, Any] = {"mode": self.anchors.retained.mode, "task_norm": self._report.task_norm}
+        values: dict[str, Any] = {"mode": mode_of(self.anchors), "task_norm": self._report.task_norm}
         if self._measured is not None:
             values |= self._measured.named()
         anchor = self._report.anchor
@@ -204,12 +219,30 @@ class Constrained(Method):
         values |= {f"cos/{module}": cos for module, cos in anchor.part_cosines.items()}
         if self._stopwatch.seconds is not None:
             values["retention_s"] = self._stopwatch.seconds
+        if len(self._parts) > 1:
+            values |= self._by_mode(anchor)
         if not self.context.config.lambda_per_task:
             return values
-        for task, loss, multiplier in zip(self._tasks, anchor.group_losses, anchor.lambdas, strict=True):
+        for task, (loss, multiplier) in zip(self._tasks, self._worst(anchor), strict=True):
             values[f"lambda/{task}"] = multiplier
             if loss is not None:
                 values[f"retention_loss/{task}"] = loss
+        return values
+
+    def _worst(self, anchor: AnchorReport) -> list[tuple[float | None, float]]:
+        """Drift and multiplier of each task, under the mode that has moved most."""
+        count = len(self._tasks)
+        found = list(zip(anchor.group_losses, anchor.lambdas, strict=True))
+        return [max(found[task::count], key=lambda pair: pair[0] or 0.0) for task in range(count)]
+
+    def _by_mode(self, anchor: AnchorReport) -> dict[str, float]:
+        count = len(self._tasks)
+        values = {}
+        for index, part in enumerate(self._parts):
+            mode, own = part.anchors.retained.mode, slice(index * count, (index + 1) * count)
+            known = [loss for loss in anchor.group_losses[own] if loss is not None]
+            values[f"mode_lambda/{mode}"] = sum(anchor.lambdas[own]) / count
+            values[f"mode_loss/{mode}"] = sum(known) / len(known)
         return values
 
     def costs(self) -> list[Cost]:
@@ -237,17 +270,45 @@ class Constrained(Method):
         self._step.load_state_dict(state.get("retention", {}))
 
 
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What is retained under one mode.
+
+    Attributes:
+        anchors: With the teacher's values of this mode.
+        loss_type: How they are compared.
+        layer_scales: By which each layer's drift is divided; None: by nothing.
+    """
+
+    anchors: Anchors
+    loss_type: str
+    layer_scales: dict[str, float] | None
+
+    @classmethod
+    def of(cls, config: CraftConfig, anchors: Anchors, adapter: PolicyAdapter) -> "_Part":
+        loss_type = config.loss_type or anchors.retained.loss_types(adapter)[0]
+        relative = len(anchors.retained.layers) > 1 if config.relative is None else config.relative
+        return cls(anchors, loss_type, anchors.layer_scales(loss_type) if relative else None)
+
+    def units(self, tasks: int, per_task: bool) -> list[float]:
+        """The drift that counts as 1, of each task or of all."""
+        units = self.anchors.units(self.loss_type)
+        if self.layer_scales is not None:  # the drift is relative already, and its spread is 1 by its definition
+            return [1.0] * tasks
+        return units if per_task else [sum(units) / len(units)]
+
+
 def _computed_in(policy: nn.Module, device_type: str) -> torch.dtype:
     """The coarsest dtype of its frozen and trained weights, and of autocast where that is on."""
     autocast = [torch.get_autocast_dtype(device_type)] if torch.is_autocast_enabled(device_type) else []
     return coarsest([*(parameter.dtype for parameter in policy.parameters()), *autocast])
 
 
-def _keeps_every_token(config: CraftConfig) -> bool:
-    """As the flags say, or the cache that they name."""
-    if config.retention_mode != "hidden":
-        return False
-    directory = config.anchor_cache_dir
-    if config.per_token or directory is None or not (directory / MANIFEST_FILE).exists():
-        return config.per_token
-    return bool(Manifest.load(directory).values.get("pooling") == PER_TOKEN)
+def _freezes_readout(config: CraftConfig) -> bool:
+    """As the mode has it, by the flags or by the cache that they name. Actions hold the readout: not beside them."""
+
+    def held() -> dict[str, Any]:
+        directory = config.anchor_cache_dir
+        return {} if directory is None or not (directory / MANIFEST_FILE).exists() else Manifest.load(directory).values
+
+    return len(config.modes) == 1 and mode_named(config.retention_mode).freezes_readout(config, held)

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -113,15 +114,14 @@ def clear_leftovers(output_dir: Path) -> list[Path]:
 def resume_command(checkpoint_dir: Path) -> str:
     """The line that goes on from a checkpoint, ready for a shell."""
     checkpoint = [f"--config_path={checkpoint_dir / TRAIN_CONFIG}", "--resume=true"]
-    return shlex.join(["craft", "train", *checkpoint, *_packages(sys.argv)])
+    return shlex.join(["craft", "train", *checkpoint, *package_flags(sys.argv)])
 
 
-def _packages(argv: Sequence[str]) -> list[str]:
-    """The flags that name packages of environments or policies: lerobot forgets them, and a resumed run needs them."""
-    following = [*argv[1:], ""]
+def package_flags(argv: Sequence[str]) -> list[str]:
+    """The flags that name packages to import, as `--x=y`: lerobot forgets them, and a resumed run needs them."""
     return [
         word if "=" in word else f"{word}={value}"
-        for word, value in zip(argv, following, strict=True)
+        for word, value in zip_longest(argv, argv[1:], fillvalue="")
         if word.startswith("--") and word.partition("=")[0].endswith("discover_packages_path")
     ]
 

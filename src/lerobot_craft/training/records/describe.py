@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from lerobot_craft import __version__
 from lerobot_craft.errors import CraftError
 from lerobot_craft.teacher.fingerprint import identity
+from lerobot_craft.training.anchoring.several import mode_of
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.records.lines import budget_unit
 from lerobot_craft.training.records.run_file import AnchorsHeld, Held, RunFile, Took
@@ -24,7 +25,7 @@ def describe(session: Session, craft: CraftConfig, tasks: Sequence[str]) -> RunF
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=session.command,
         method=craft.method,
-        mode=None if anchors is None else anchors.retained.mode,
+        mode=None if anchors is None else mode_of(anchors),
         policy=cfg.policy.type,
         dataset=cfg.dataset.repo_id,
         old_datasets=[name for name, _ in session.craft.old_dataset.addresses("craft.old_dataset")],

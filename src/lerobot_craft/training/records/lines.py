@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.training.anchoring.checks import StartReport
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
@@ -149,9 +150,7 @@ def budget_unit(config: CraftConfig) -> str:
     """What a drift of 1 means beside epsilon."""
     if config.epsilon_unit == "absolute":
         return "unit: the loss itself"
-    if config.retention_mode == "hidden":
-        return "1 = the spread of the teacher's hidden states on that task"
-    return "1 = the teacher's own error on that task"
+    return f"1 = {', '.join(mode_named(mode).unit for mode in config.modes)} on that task"
 
 
 def cost_lines(title: str, costs: Sequence[Cost]) -> list[str]:
