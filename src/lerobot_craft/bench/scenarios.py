@@ -144,8 +144,13 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "window-close"))
     ),
-    # Few and easy, for pi0_fast: its base policies cost most.
-    Scenario("cabinet", "final", old=("drawer-open", "plate-out", "coffee-button"), new=("drawer-close",)),
+    # Few and easy, for pi0_fast: its base policies cost most. In the scene of an old task, and elsewhere.
+    *(
+        Scenario(
+            f"cabinet-{name}", "final", old=("drawer-open", "plate-out", "coffee-button"), new=(new,), trunk="cabinet"
+        )
+        for name, new in (("drawer", "drawer-close"), ("elsewhere", "window-close"))
+    ),
     # Five instructions, one table: every old task happens in the new one's scene.
     Scenario(
         "table",
