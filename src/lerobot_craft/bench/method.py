@@ -1,14 +1,18 @@
 """What a method of the bench is: flags of `craft train`, the old frames it needs, and its one knob."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
+
+from lerobot_craft.errors import CraftError
 
 Flags = dict[str, object]
 # none: no frame of the old tasks | some: as many as --anchors says, but not 0 | any: also 0 | all: every one.
 Frames = Literal["none", "some", "any", "all"]
 
 FRAMES_OF_ROLLOUTS = 100  # per task that methods take of a policy's own rollouts; replay takes every one
+_FLAG = re.compile(r"--[\w.]+=.*")
 _LAST_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 
@@ -60,6 +64,7 @@ class Method:
         checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
         length: Times the steps of fine-tuning.
         remembers: Whether the old frames are a memory of the checkpoint; their number is then that of each task.
+        changes: Flags of `craft train` that take the place of its own: what makes it a variant.
     """
 
     name: str
@@ -73,6 +78,18 @@ class Method:
     checkpoint: str = _LAST_CHECKPOINT
     length: int = 1
     remembers: bool = False
+    changes: Mapping[str, str] = field(default_factory=dict)
+
+    def with_flags(self, flags: Sequence[str]) -> "Method":
+        """A variant with other flags, each as it is typed: `--craft.loss_type=l1`."""
+        if not flags:
+            return self
+        wrong = [flag for flag in flags if not _FLAG.fullmatch(flag)]
+        if wrong:
+            raise CraftError(f"--variant: {wrong[0]} is no flag of craft train: write --craft.NAME=VALUE")
+        changes = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        shown = [f"{name.removeprefix('craft.')}={value}" for name, value in changes.items()]
+        return replace(self, name="+".join([self.name, *shown]), label=", ".join([self.label, *shown]), changes=changes)
 
     @property
     def takes_old_frames(self) -> bool:
@@ -94,7 +111,8 @@ class Method:
         if self.knob is not None:
             flags |= dict.fromkeys(self.knob.flags, self.knob.value if value is None else value)
         # The bench measures all methods on the same old frames, afterwards: see bench/drift.py.
-        return flags | ({} if self.remembers else {"craft.probe_anchors": 0}) | {"craft.log_craft_metrics_freq": 0}
+        flags |= ({} if self.remembers else {"craft.probe_anchors": 0}) | {"craft.log_craft_metrics_freq": 0}
+        return flags | self.changes
 
     def checkpoint_of(self, value: float | None) -> str:
         """The policy to evaluate, for a value of the knob."""

@@ -1,9 +1,11 @@
 """The methods that the bench compares: a table, to which a line adds one.
 
 Each has at most one knob. `craft bench --sweep` tries a knob's grid on tuning scenarios; the value that the tables use
-is the one in this file, or the one that a sweep's file names (`--knobs`).
+is the one in this file, or the one that a sweep's file names (`--knobs`). An ablation needs no line here: `--variant`
+gives a method other flags.
 """
 
+import shlex
 from collections.abc import Callable
 
 from lerobot_craft.bench.method import Flags, Knob, Known, Method
@@ -198,66 +200,6 @@ METHODS = {
             remembers=True,
         ),
         Method(
-            "craft_projection",
-            "CRaFT with projection",
-            "any",
-            _recipe_with(use_grad_projection=True),
-            _STRENGTH,
-            source="both",
-        ),
-        Method(
-            "craft_2k",
-            "CRaFT with 2,000 anchors",
-            "none",
-            _recipe_with(num_anchors=2000),
-            _STRENGTH,
-            policies=("pi0_fast",),  # of the others it is the default
-            needs_instructions=True,
-            source="cross",
-        ),
-        Method(
-            "craft_every_second",
-            "CRaFT at every second step",
-            "any",
-            _recipe_with(retention_freq=2),
-            _STRENGTH,
-            source="both",
-        ),
-        Method(
-            "craft_every_fifth",
-            "CRaFT at every fifth step",
-            "any",
-            _recipe_with(retention_freq=5),
-            _STRENGTH,
-            source="both",
-        ),
-        Method(
-            "craft_every_twentieth",
-            "CRaFT at every twentieth step",
-            "any",
-            _recipe_with(retention_freq=20),
-            _STRENGTH,
-            source="both",
-        ),
-        Method(
-            "craft_no_walks",
-            "CRaFT without walks",
-            "any",
-            _recipe_with(walked_states=0.0),
-            _STRENGTH,
-            needs_instructions=True,
-            source="both",
-        ),
-        Method(
-            "both",
-            "CRaFT, actions, new and old frames as they are",
-            "some",
-            _recipe_with(walked_states=0.0, drawn_states=0.0),
-            _STRENGTH,
-            needs_instructions=True,
-            source="both",
-        ),
-        Method(
             "craft_fixed",
             "CRaFT, fixed multiplier",
             "any",
@@ -270,14 +212,6 @@ METHODS = {
             "CRaFT, primal-dual ascent",
             "any",
             _recipe_with(dual_rule="ascent", initial_lambda=1.0, lambda_min=0.0),
-            Knob(("craft.lambda_lr",), 0.1, (0.01, 0.1, 1.0)),
-            source="both",
-        ),
-        Method(
-            "craft_ascent_every_second",
-            "CRaFT, primal-dual ascent at every second step",
-            "any",
-            _recipe_with(dual_rule="ascent", initial_lambda=1.0, lambda_min=0.0, retention_freq=2),
             Knob(("craft.lambda_lr",), 0.1, (0.01, 0.1, 1.0)),
             source="both",
         ),
@@ -337,7 +271,8 @@ METHODS = {
 
 
 def method_named(name: str) -> Method:
-    """One of `METHODS`, or a sentence with all their names."""
+    """One of `METHODS`, or one with other flags: `craft --craft.retention_freq=2`."""
+    name, *flags = shlex.split(name)
     if name not in METHODS:
         raise CraftError(f"--methods: {name} is not in the bench: choose among {', '.join(METHODS)}")
-    return METHODS[name]
+    return METHODS[name].with_flags(flags)

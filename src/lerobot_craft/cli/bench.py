@@ -54,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--scenario", type=_names, required=True, metavar="A,B", help="which old tasks and which new one")
     add("--policy", type=_names, default=("smolvla",), metavar="A,B", help="smolvla, pi0_fast or act")
     add("--methods", type=_names, default=("naive", "er", "craft"), metavar="A,B", help="what is compared")
+    add(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'METHOD --craft.X=Y'",
+        help="a method with other flags of craft train, beside --methods; may be given several times",
+    )
     add("--anchors", type=_numbers, default=(0, 20, 100), metavar="N,M", help="old frames (in a sequence: per task)")
     add("--rollouts", type=_numbers, default=(), metavar="N,M", help="own episodes per old task, as old frames")
     add("--seeds", type=_numbers, default=(0, 1, 2), metavar="N,M", help="of base training and fine-tuning")
@@ -121,7 +128,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         bases=options.bases,
         scenarios=options.scenario,
         policies=options.policy,
-        methods=options.methods,
+        methods=(*options.methods, *options.variant),
         anchors=options.anchors,
         seeds=options.seeds,
         episodes=options.episodes,
