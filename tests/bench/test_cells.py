@@ -137,6 +137,14 @@ def test_two_methods_that_come_down_to_the_same_share_a_cell_and_are_both_listed
     assert [cell.kind for cell in plan_cells(settings)] == ["demos", "demos", "base", "run", "trial"]
 
 
+def test_a_variant_is_a_cell_of_its_own(bench_settings):
+    settings = bench_settings(methods=("naive", "naive --save_freq=7"))
+    plain, variant = plan_runs(settings)
+    assert (plain.method.name, variant.method.name) == ("naive", "naive+save_freq=7")
+    assert plain.digest != variant.digest
+    assert variant.inputs["flags"]["save_freq"] == "7"
+
+
 def test_stages_of_a_sequence_start_where_the_one_before_ended(bench_settings, two_stages):
     settings = bench_settings(scenarios=(two_stages,), methods=("er",), anchors=(5,))
     cells = plan_cells(settings)
@@ -158,7 +166,7 @@ def test_a_policy_without_instructions_keeps_old_tasks_by_old_frames_alone(bench
     apart = bench_settings(policies=("act",), scenarios=("apart",), anchors=(0, 20), methods=tuple(METHODS))
     runs = {run.method.name: run for run in plan_runs(apart)}
     assert [run.frames for run in plan_runs(apart) if run.method.name == "craft"] == [20]
-    assert not {"cross", "both", "craft_no_walks", "token_ce", "lora"} & set(runs)
+    assert not {"cross", "token_ce", "lora"} & set(runs)
     flags = runs["craft"].method.train_flags(runs["craft"].known, None)
     assert flags["craft.num_anchors"] == 20
     assert not {"craft.old_instructions", "craft.old_frames"} & set(flags)

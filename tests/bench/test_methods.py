@@ -1,8 +1,9 @@
 import pytest
 
 from lerobot_craft.bench.method import FRAMES_OF_ROLLOUTS, Known, as_argv
-from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.bench.methods import METHODS, method_named
 from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.errors import CraftError
 from lerobot_craft.training.documents import config_class
 from lerobot_craft.training.methods.weight_merge import alpha_name
 
@@ -57,3 +58,24 @@ def test_the_merged_policy_is_the_one_that_is_evaluated():
 def test_every_knob_has_its_own_value_in_its_grid():
     for method in METHODS.values():
         assert method.knob is None or method.knob.value in method.knob.grid
+
+
+def test_a_variant_is_the_method_with_flags_that_win_over_its_own():
+    variant = method_named("hidden_documents --craft.loss_type=cosine --craft.hidden_layer=-1")
+    plain = METHODS["hidden_documents"]
+    assert variant.name == "hidden_documents+loss_type=cosine+hidden_layer=-1"
+    assert variant.label == f"{plain.label}, loss_type=cosine, hidden_layer=-1"
+    assert variant.train_flags(KNOWN, None) == plain.train_flags(KNOWN, None) | {
+        "craft.loss_type": "cosine",
+        "craft.hidden_layer": "-1",
+    }
+
+
+def test_a_variant_without_flags_is_the_method():
+    assert method_named("er") is METHODS["er"]
+
+
+@pytest.mark.parametrize("typed", ["craft craft.retention_freq=2", "craft --craft.retention_freq 2"])
+def test_a_variant_that_is_not_typed_as_flags_is_refused(typed):
+    with pytest.raises(CraftError, match="--variant: .* is no flag of craft train: write --craft.NAME=VALUE"):
+        method_named(typed)

@@ -15,7 +15,7 @@ def listening():
 
 
 def send(number):
-    os.kill(os.getpid(), number)
+    signal.raise_signal(number)  # to this thread; os.kill may pick another one, and the handler then runs later
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--variant",
         action="append",
-        default=[],
         metavar="'METHOD --craft.X=Y'",
         help="a method with other flags of craft train, beside --methods; may be given several times",
     )
@@ -128,7 +127,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
         bases=options.bases,
         scenarios=options.scenario,
         policies=options.policy,
-        methods=(*options.methods, *options.variant),
+        methods=(*options.methods, *(options.variant or ())),
         anchors=options.anchors,
         seeds=options.seeds,
         episodes=options.episodes,

@@ -15,7 +15,7 @@ from lerobot_craft.training.methods.method import Context
 BATCH_SIZE = 4
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def accelerator():
     from accelerate import Accelerator
 
