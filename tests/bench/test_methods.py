@@ -77,5 +77,5 @@ def test_a_variant_without_flags_is_the_method():
 
 @pytest.mark.parametrize("typed", ["craft craft.retention_freq=2", "craft --craft.retention_freq 2"])
 def test_a_variant_that_is_not_typed_as_flags_is_refused(typed):
-    with pytest.raises(CraftError, match="--variant: .* is no flag of craft train: write --craft.NAME=VALUE"):
+    with pytest.raises(CraftError, match=r"--variant: .* is no flag of craft train: write --craft.NAME=VALUE"):
         method_named(typed)

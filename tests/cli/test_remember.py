@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from lerobot_craft.cli import main
-from lerobot_craft.memory.format import read_memory
+from lerobot_craft.memory.format import contents, read_memory
 from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.training.output.card_sections import CARD_FILE, memory_section
 from tests.anchor_fixtures import OLD_TASKS
 from tests.memory.test_collect import write_recording
 
@@ -43,6 +44,25 @@ def test_frames_of_a_dataset(remember, checkpoint, old):
     assert "remembers 3 tasks: 12 frames, 12 pictures" in out
     assert "12 frames (12 pictures) of local/old, demonstrations" in out
     assert read_memory(checkpoint / FOLDER).instructions == tuple(OLD_TASKS)
+
+
+def test_the_model_card_lists_what_the_memory_holds_after_every_change(remember, checkpoint, old):
+    card = checkpoint / CARD_FILE
+    card.write_text(f"mine\n\n{memory_section([])}\n\nalso mine\n")
+    assert f"{card} lists the pictures now" in remember(*old)[1]
+    assert card.read_text() == f"mine\n\n{memory_section(contents(read_memory(checkpoint / FOLDER)))}\n\nalso mine\n"
+    assert "12 pictures" in card.read_text()
+    remember(f"--forget={OLD_TASKS[0]}")
+    assert "8 pictures" in card.read_text()
+    for task in OLD_TASKS[1:]:
+        remember(f"--forget={task}")
+    assert card.read_text() == f"mine\n\n{memory_section([])}\n\nalso mine\n"
+
+
+def test_a_card_of_somebody_else_is_left_as_it_is(remember, checkpoint, old):
+    (card := checkpoint / CARD_FILE).write_text("mine")
+    assert "is not a card of craft train and was left as it is" in remember(*old)[1]
+    assert card.read_text() == "mine"
 
 
 def test_every_name_of_a_checkpoint_will_do(remember, checkpoint, old):

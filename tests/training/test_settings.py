@@ -11,7 +11,7 @@ from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.policies import load_policy_config
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.output.card_success import success_section
+from lerobot_craft.training.output.card_sections import success_section
 from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, save_craft_state
 from lerobot_craft.training.output.run_dir import claim
 from lerobot_craft.training.settings import as_json, read_settings, save_craft_config

@@ -89,7 +89,7 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
 
 def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
     """Model cards that `craft train` wrote, by name of the checkpoint; none at all is said before hours of rollouts."""
-    from lerobot_craft.training.output.card_success import CARD_FILE, teacher_of
+    from lerobot_craft.training.output.card_sections import CARD_FILE, teacher_of
 
     places = {
         candidate.name: [candidate.checkpoint / CARD_FILE, candidate.checkpoint / "pretrained_model" / CARD_FILE]
@@ -106,7 +106,7 @@ def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
 
 def _fill_in(cards: dict[str, Path], evaluation: "Evaluation") -> None:
     from lerobot_craft.evaluation.matrix_table import before_and_after
-    from lerobot_craft.training.output.card_success import fill_in, teacher_of
+    from lerobot_craft.training.output.card_sections import fill_in, teacher_of
 
     for name, card in cards.items():
         fill_in(card, before_and_after(evaluation, evaluation.row(name), teacher_of(card) or ""))

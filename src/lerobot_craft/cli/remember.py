@@ -99,7 +99,7 @@ def _split(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 def _look_or_forget(checkpoint: Path, asked: dict[str, str], settings: "RememberFlags") -> int:
     from lerobot_craft.memory.change import forgotten
-    from lerobot_craft.memory.format import memory_in, read_memory, remove_memory, write_memory
+    from lerobot_craft.memory.format import contents, memory_in, read_memory, remove_memory, write_memory
 
     if settings.dataset.repo_id or settings.dataset.root or settings.env is not None or len(asked) > 1:
         raise CraftError("--list, --verify, --forget and collecting frames are four commands: give one at a time")
@@ -113,10 +113,12 @@ def _look_or_forget(checkpoint: Path, asked: dict[str, str], settings: "Remember
         left = forgotten(memory, asked[_FORGET])
         if left is None:
             remove_memory(directory)
+            _update_card(checkpoint, [])
             print(f"{asked[_FORGET]!r} was the last task: {checkpoint} remembers nothing any more")
             return 0
         write_memory(left, directory)
         memory = left
+        _update_card(checkpoint, contents(memory))
     if "--verify" in asked:
         from lerobot_craft.memory.dataset import decoded_bytes
 
@@ -129,7 +131,7 @@ def _look_or_forget(checkpoint: Path, asked: dict[str, str], settings: "Remember
 def _remember(checkpoint: Path, settings: "RememberFlags", overrides: Sequence[str]) -> None:
     from lerobot_craft.anchors.manifest import MEMORY_FOLDER
     from lerobot_craft.memory.change import extended
-    from lerobot_craft.memory.format import memory_in, read_memory, write_memory
+    from lerobot_craft.memory.format import contents, memory_in, read_memory, write_memory
 
     if settings.frames_per_task < 1 or settings.max_bytes < 1 or settings.episodes < 1:
         raise CraftError("--frames_per_task, --max_bytes and --episodes must be at least 1")
@@ -149,7 +151,18 @@ def _remember(checkpoint: Path, settings: "RememberFlags", overrides: Sequence[s
     if memory is None:
         raise CraftError("there was nothing to remember")
     write_memory(memory, checkpoint / MEMORY_FOLDER)
+    _update_card(checkpoint, contents(memory))
     _show(checkpoint, memory)
+
+
+def _update_card(checkpoint: Path, lines: Sequence[str]) -> None:
+    from lerobot_craft.training.output.card_sections import CARD_FILE, list_memory
+
+    card = checkpoint / CARD_FILE
+    if list_memory(card, lines):
+        print(f"{card} lists the pictures now")
+    elif card.is_file():
+        print(f"{card} is not a card of craft train and was left as it is: say there which pictures travel along")
 
 
 def _of_datasets(checkpoint: Path, settings: "RememberFlags", overrides: Sequence[str]) -> "list[Memory]":

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.output.card import HubFacts, hub_facts, hub_name, model_card, teacher_name
-from lerobot_craft.training.output.card_success import CARD_FILE, fill_in, teacher_of
+from lerobot_craft.training.output.card_sections import CARD_FILE, fill_in, teacher_of
 from lerobot_craft.training.records.outcomes import Outcome
 from tests.report.made_training import RECORD
 
@@ -166,3 +166,9 @@ def test_a_card_of_somebody_else_is_left_alone(tmp_path):
     path.write_bytes(b"\xff")
     with pytest.raises(CraftError, match="is no UTF-8 text"):
         teacher_of(path)
+
+
+def test_pictures_that_travel_are_listed():
+    card = card_of(replace(RECORD, memory=("4 frames (8 pictures) of <me>/old, demonstrations",)))
+    assert "- in `craft_memory/`: 4 frames (8 pictures) of &lt;me&gt;/old, demonstrations\n" in card
+    assert "<!-- craft:memory -->\nNone.\n" in card_of(replace(RECORD, memory=()))

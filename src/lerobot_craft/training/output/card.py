@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.training.output.card_success import NOT_EVALUATED, success_section
+from lerobot_craft.training.output.card_sections import NOT_EVALUATED, memory_section, success_section
 from lerobot_craft.training.records.lines import count, human_bytes, interval, number
 from lerobot_craft.training.records.outcomes import NEAR, Outcome
 from lerobot_craft.training.records.run_file import RunFile
@@ -74,6 +74,8 @@ def model_card(
         _facts(run, budget, retained),
         outcomes,
         outcomes and _ABOUT_DRIFT,
+        "### Pictures that travel with the weights",
+        memory_section(run.memory),
         "### Success before and after",
         success_section(run.fingerprint, NOT_EVALUATED),
         "## Command",
@@ -141,7 +143,6 @@ def _facts(run: RunFile, budget: float | None, retained: Sequence[Outcome]) -> s
         rows.append(("budget met", _met(budget, retained)))
     if run.measured_on is not None:
         rows.append(("drift of the actions", run.measured_on.replace("`", "")))
-    rows += [("pictures that travel", f"in `craft_memory/`: {_text(line)}") for line in run.memory]
     return _table(("", ""), [(f"**{name}**", value if "`" in value else _text(value)) for name, value in rows])
 
 

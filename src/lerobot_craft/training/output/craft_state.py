@@ -11,7 +11,7 @@ from lerobot_craft.anchors.files import HASHING_THREADS, plain_errors, read_byte
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.anchors.whole_directory import discard
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.output.card_success import CARD_FILE, teacher_of
+from lerobot_craft.training.output.card_sections import CARD_FILE, teacher_of
 from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_command, whole_checkpoints
 
 CRAFT_STATE = Path("training_state") / "craft_state.json"

@@ -9,7 +9,7 @@ from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import gather_streams, save_streams
 from lerobot_craft.lerobot_api.training import checkpoint_directory
 from lerobot_craft.training.master_weights import gather_masters, save_masters
-from lerobot_craft.training.output.card_success import CARD_FILE
+from lerobot_craft.training.output.card_sections import CARD_FILE
 from lerobot_craft.training.output.carried import link_files
 from lerobot_craft.training.output.checkpoints import point_last_at, whole_or_not_at_all
 from lerobot_craft.training.output.craft_state import PASSING, remove_passing, save_craft_state
