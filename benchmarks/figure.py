@@ -1,4 +1,4 @@
-"""The README's figure from a results file of `craft bench`: what is left of old skills, and what was learnt.
+"""The bench page's figure from a results file of `craft bench`: what is left of old skills, and what was learnt.
 
     python benchmarks/figure.py benchmarks/results/bench-smolvla-400-steps-2026-11-16.json
 
@@ -42,7 +42,7 @@ text { fill: var(--ink); font-size: 15px; }
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Draw what fine-tuning kept, from a results file of `craft bench`.")
     parser.add_argument("results", type=Path, metavar="RESULTS.json")
-    parser.add_argument("--output", type=Path, default=_FIGURE, metavar="FILE", help="default: the README's figure")
+    parser.add_argument("--output", type=Path, default=_FIGURE, metavar="FILE", help="default: docs/bench.md's figure")
     parser.add_argument("--policy", help="which one of several (default: the first)")
     options = parser.parse_args(argv)
     try:

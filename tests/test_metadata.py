@@ -17,5 +17,5 @@ def test_the_readme_of_the_distribution_has_no_link_or_picture_of_the_repository
     for change in hook["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     assert RELATIVE.findall(text) == []
-    assert "The changelog says what is there, the roadmap what is not." in text
+    assert "The changelog lists what is there, the roadmap what is not." in text
     assert "[uv](https://" in text

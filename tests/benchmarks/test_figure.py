@@ -1,4 +1,4 @@
-"""The README's figure is what its script makes of the committed results."""
+"""The bench page's figure is what its script makes of the committed results."""
 
 import runpy
 from dataclasses import replace
