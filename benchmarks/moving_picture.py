@@ -11,13 +11,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from lerobot_craft.bench.cells import Base, Film
@@ -35,7 +36,7 @@ PICTURE = Path(__file__).parents[1] / "docs" / "figures" / "faucet.gif"
 _CAPTIONS = {"base": "before", "naive": "plain fine-tuning", "craft": "CRaFT"}
 _STRIDE = 2  # control steps between two frames
 _FRAME_MS, _HOLD_MS = 60, 1_800  # the last frame stays
-_GAP, _TOP, _BOTTOM, _EDGE = 16, 44, 34, 4  # pixels: between panels, above and below them, around each
+_GAP, _TOP, _BOTTOM, _EDGE = 16, 46, 40, 4  # pixels: between panels, above and below them, around each
 _PAPER, _INK, _SOFT, _REACHED = "#ffffff", "#111722", "#8a929c", "#2ea043"
 
 
@@ -61,13 +62,14 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         films = _films(options.demo)
-        task = films[0].shown[0]
-        panels = [play(film, task) for film in films]
+        # The renderer goes with the thread that made it: at the end of the process MuJoCo could not free it any more.
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            panels = list(thread.map(play, films))
     except CraftError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    save(compose(find_task(task).instruction, panels), options.output)
+    save(compose(find_task(films[0].shown[0]).instruction, panels), options.output)
     print(f"{options.output}: {options.output.stat().st_size / 1e6:.2f} MB")
     return 0
 
@@ -81,11 +83,11 @@ def _films(demo: Path) -> list[Film]:
     return films
 
 
-def play(film: Film, task: str) -> Panel:
-    """The first episode of a task, as the demo's evaluation played it."""
+def play(film: Film) -> Panel:
+    """The first episode of the old task, as the demo's evaluation played it."""
     settings, filmed = film.settings, film.filmed
     base, method = (filmed, "base") if isinstance(filmed, Base) else (filmed.base, filmed.method.name)
-    env = settings.env(task)
+    env = settings.env(film.shown[0])
     camera = _Camera()
     steps = watch(
         load_player(filmed.checkpoint, env),
@@ -121,7 +123,7 @@ def _frame(prompt: str, panels: Sequence[Panel], moment: int) -> Image.Image:
     side = len(panels[0].pictures[0]) + 2 * _EDGE
     frame = Image.new("RGB", (len(panels) * (side + _GAP) + _GAP, _TOP + side + _BOTTOM), _PAPER)
     draw = ImageDraw.Draw(frame)
-    large, small = ImageFont.load_default(21), ImageFont.load_default(19)
+    large, small = ImageFont.load_default(26), ImageFont.load_default(23)
     draw.text((frame.width / 2, _TOP / 2), f"“{prompt}”", _INK, large, anchor="mm")
     for i, panel in enumerate(panels):
         left = _GAP + i * (side + _GAP)
@@ -140,7 +142,9 @@ def save(frames: Sequence[Image.Image], path: Path) -> None:
     ends = Image.new("RGB", (frames[0].width, 2 * frames[0].height))
     ends.paste(frames[0], (0, 0))
     ends.paste(frames[-1], (0, frames[0].height))
-    palette = ends.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    palette = ends.quantize(255, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    colors = palette.getpalette() or []
+    palette.putpalette([*colors[: 3 * 255], *ImageColor.getrgb(_PAPER)])  # exactly, or it would show on a white page
     plain = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     times = [_FRAME_MS] * (len(plain) - 1) + [_HOLD_MS]
     plain[0].save(path, save_all=True, append_images=plain[1:], duration=times, loop=0, optimize=True)
