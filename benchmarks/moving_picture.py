@@ -38,6 +38,7 @@ _STRIDE = 2  # control steps between two frames
 _FRAME_MS, _HOLD_MS = 60, 1_800  # the last frame stays
 _GAP, _TOP, _BOTTOM, _EDGE = 16, 46, 40, 4  # pixels: between panels, above and below them, around each
 _PAPER, _INK, _SOFT, _REACHED = "#ffffff", "#111722", "#8a929c", "#2ea043"
+_NEARLY_PAPER = 244  # of each of red, green and blue
 
 
 @dataclass(frozen=True)
@@ -142,9 +143,13 @@ def save(frames: Sequence[Image.Image], path: Path) -> None:
     ends = Image.new("RGB", (frames[0].width, 2 * frames[0].height))
     ends.paste(frames[0], (0, 0))
     ends.paste(frames[-1], (0, frames[0].height))
-    palette = ends.quantize(255, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    colors = palette.getpalette() or []
-    palette.putpalette([*colors[: 3 * 255], *ImageColor.getrgb(_PAPER)])  # exactly, or it would show on a white page
+    palette = ends.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    # Pillow takes a color of the palette that is near, not the nearest: gray paper would show on a white page.
+    colors = (palette.getpalette() or [])[: 3 * 256]
+    for i in range(0, len(colors), 3):
+        if min(colors[i : i + 3]) >= _NEARLY_PAPER:
+            colors[i : i + 3] = ImageColor.getrgb(_PAPER)
+    palette.putpalette(colors)
     plain = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     times = [_FRAME_MS] * (len(plain) - 1) + [_HOLD_MS]
     plain[0].save(path, save_all=True, append_images=plain[1:], duration=times, loop=0, optimize=True)
