@@ -78,9 +78,7 @@ class PI0FastAdapter(PolicyAdapter):
         tokens, mask = fixed["tokens"], fixed["token_mask"]
         images, image_masks = policy._preprocess_images(batch)
         lm_head = policy.model.paligemma_with_expert.paligemma.lm_head
-        with taps(
-            {"read": lm_head}, stop=True
-        ) as seen:  # skip the loss on these tokens
+        with taps({"read": lm_head}, stop=True) as seen:  # skip the loss on these tokens
             policy.model.forward(images, image_masks, *language_of(batch), tokens, mask)
         return Output(lm_head(seen["read"][:, :-1]), mask[:, 1:])  # position i predicts token i + 1
 
