@@ -35,8 +35,7 @@ def open_referenced(
 ) -> list[Any]:
     """Open the datasets that hold a cache's images, in manifest order; empty if the cache holds them itself.
 
-    The manifest is not trusted: nothing is downloaded, and only a directory's metadata is read until it has the
-    fingerprint that the cache was built with.
+    The manifest is not trusted: nothing is downloaded, and only metadata is read until the fingerprint matches.
 
     Args:
         manifest: The cache's manifest.

@@ -1,7 +1,6 @@
 """Which frames become anchors: evenly over tasks, each task's episodes, and each episode's phases.
 
-Old skills are lost where no anchor looks. Uniform sampling over frames would favor long tasks and episodes and could
-leave parts of a movement without anchors.
+Old skills are lost where no anchor looks. Uniform sampling would favor long tasks and episodes, and could miss phases.
 """
 
 import numpy as np

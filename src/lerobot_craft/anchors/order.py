@@ -43,8 +43,8 @@ def visit(
         step: Anchor steps so far.
         rank: This process.
         world_size: Number of processes.
-        most: Anchors of the rarer origin are drawn at most this many times as often as others, and at least once per
-            step. None: no limit.
+        most: Anchors of the rarer origin come at most `most` times as often as others, but once per step; None: no
+            limit.
     """
     together = batch_size * world_size
     if together < len(origins):
@@ -86,9 +86,8 @@ def batch_indices(
 ) -> Tensor:
     """Which anchors a rank takes at a step, int64 [batch_size].
 
-    The endless stream of anchors is a sequence of permutations. Each step takes the next `batch_size * world_size`
-    entries, and each rank a part of them. Every anchor occurs once per permutation, and at most once per step unless a
-    step needs more anchors than there are.
+    The stream of anchors is a sequence of permutations. Each step takes the next `batch_size * world_size` entries, and
+    each rank a part of them. No anchor comes twice in a step unless there are fewer anchors than it needs.
     """
     if num_anchors < 1 or batch_size < 1 or step < 0 or not 0 <= rank < world_size:
         raise ValueError(f"no batch of {batch_size} from {num_anchors} anchors at {step=}, {rank=}, {world_size=}")

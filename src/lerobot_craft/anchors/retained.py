@@ -13,9 +13,8 @@ the flags it reads (`asked`), its description (`describe`). docs/adding-a-retent
 | action, logits | `target` [real positions, k + 1] and `kept` [real positions, k], ragged |
 | token_ce | `teacher_ce`; the labels are the fixed tokens |
 
-Modes that need it also have `fixed.<name>`: the noise, time or tokens that the teacher's values were computed with.
-Actions and tokens also have `own_error.<loss>`: the teacher's own distance from the demonstrator or, without a
-demonstration, from its own actions.
+Modes that need it also have `fixed.<name>`: noise, time or tokens of the teacher's values. Actions and tokens also have
+`own_error.<loss>`: the teacher's distance from the demonstrator or, without one, from its own actions.
 """
 
 from abc import ABC, abstractmethod

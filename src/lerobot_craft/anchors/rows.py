@@ -71,8 +71,7 @@ def cross_anchors(
 ) -> npt.NDArray[np.void]:
     """Frames chosen evenly for each instruction, so that each sees all tasks, episodes and phases.
 
-    `near` holds anchors that are old frames. Instructions that have some use them instead of drawing from the teacher's
-    statistics.
+    `near` holds old frames as anchors. Instructions that have some use them instead of the teacher's statistics.
     """
     table, dataset, frame = _join(new, present(new))
     # Walks reuse the same few first frames, so only the other anchors are limited by the number of frames.

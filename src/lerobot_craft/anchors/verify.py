@@ -20,8 +20,7 @@ from lerobot_craft.teacher.load import Teacher
 
 logger = logging.getLogger(__name__)
 
-# Largest drift of a policy from its own cache, relative to the cached values' mean square, that other batch shapes and
-# paddings cause.
+# Drift of a policy from its own cache due to batch shape and padding, relative to the cached values' mean square.
 FLOORS = {"float64": 1e-8, "float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
 # A squared difference squares the rounding error. A divergence of confident distributions does not: its terms p (log p
 # - log q) are rounded at the size of log p, so identical logits give about 1e-8 to 1e-7 nats.

@@ -1,11 +1,10 @@
 """States of cross anchors that the teacher itself would reach: walks under old instructions, without a simulator.
 
-A new frame under an old instruction shows the teacher only where the new task happens. No new frame shows where the old
-task would lead: turning a faucet the other way puts the hand on its other side. So the teacher walks: from the first
-frame of a new episode it acts under the old instruction, a motion model (`motion.py`) moves the robot's own state, the
-rest of the state stays, and each state on the way becomes an anchor. The rest of the state may be drawn from the
-teacher's statistics at the start, to walk among objects that the new data do not show. If there are old frames, walks
-may also begin there (`rows.py`).
+A new frame under an old instruction asks the teacher only about where the new task happens, not about where the old
+task would lead: turning a faucet the other way puts the hand on its other side. So the teacher walks. From the first
+frame of a new episode (or from an old frame, see `rows.py`) it acts under the old instruction, a motion model
+(`motion.py`) moves the robot's own state, and each state on the way becomes an anchor. The rest of the state stays. It
+may be drawn from the teacher's statistics at the start, to walk among objects that the new data do not show.
 """
 
 from collections.abc import Callable, Sequence

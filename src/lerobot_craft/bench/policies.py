@@ -1,7 +1,6 @@
 """The policies that the bench trains: small versions of lerobot's own, with their training settings.
 
-The settings made small policies succeed in prototype runs. All methods share them; none is tuned for a method or a
-scenario.
+Small policies succeeded with these settings in prototype runs. They are not tuned for a method or a scenario.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,8 +129,7 @@ POLICIES = {
             new_episodes=100,
             # Again one token per image; wide, shallow, few heads: as good as the default in 0.6 of the time.
             sizes={"width": 96, "depth": 3, "mlp_dim": 192, "num_heads": 4, "vision_depth": 1, "patch_size": 16},
-            # The suite's longest prompt with only negative numbers; five tokens around the actions, and at most 18 for
-            # them in 99.9 % of chunks.
+            # The longest prompt with only negative numbers; 5 tokens around the actions, at most 18 for 99.9 % of them.
             settings={
                 "tokenizer_max_length": 31,
                 "max_action_tokens": 30,

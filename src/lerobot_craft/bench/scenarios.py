@@ -23,8 +23,7 @@ class Scenario:
         role: What it may be used for.
         old: Training tasks of the base policy, together.
         new: Fine-tuning tasks, in this order.
-        trunk: Scenarios of one trunk have the same old tasks and share demonstrations and base policies; empty: its
-            own.
+        trunk: Scenarios of one trunk share old tasks, demonstrations and base policies; empty: its own.
     """
 
     name: str
@@ -65,8 +64,7 @@ _TABLE = (
     ),
     # Two easy tasks: a test of minutes that everything runs.
     Scenario("reach", "tuning", old=("reach-red",), new=("reach-blue",)),
-    # One base policy, three new tasks: in the scene of an object that is pushed, in that of a fixed object, and in a
-    # scene that is new to the base.
+    # One base policy, three new tasks: with an object that is pushed, with a fixed object, and in a new scene.
     *(
         Scenario(
             f"mixed-{name}",
@@ -117,8 +115,8 @@ _TABLE = (
         )
         for name, new in (("drawer", "drawer-close"), ("window", "window-open"), ("door", "door-unlock"))
     ),
-    # Ten old tasks, four of which carry something; three new ones from the same base policies: in the scene of an
-    # object that is carried, in that of a fixed object, and in a scene that is new to the base.
+    # Ten old tasks, four of which carry something; three new ones from the same base policies: with an object that is
+    # carried, with a fixed object, and in a new scene.
     *(
         Scenario(
             f"ten-{name}",
@@ -132,8 +130,7 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "lever-pull"))
     ),
-    # The same three questions with five old tasks, three of which carry something: base policies with vision learn
-    # these in half the time (decision 0030).
+    # The same with five old tasks, three of which carry something: half the base training with vision (decision 0030).
     *(
         Scenario(
             f"five-{name}",
@@ -144,8 +141,7 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "window-close"))
     ),
-    # Few and easy, for pi0_fast, whose base policies are the most expensive. In the scene of an old task, and
-    # elsewhere.
+    # Few and easy, for pi0_fast, whose base policies are the most expensive; in an old task's scene, and elsewhere.
     *(
         Scenario(
             f"cabinet-{name}", "final", old=("drawer-open", "plate-out", "coffee-button"), new=(new,), trunk="cabinet"

@@ -8,8 +8,7 @@ from lerobot_craft.bench.metaworld.tasks import View
 from lerobot_craft.bench.method import Method
 from lerobot_craft.bench.policies import CHUNK
 
-# Seeds of old and new demonstrations (combined with the task), and first start states of evaluation and of a policy's
-# own rollouts.
+# Seeds of demonstrations (combined with the task), first start states of evaluation and of a policy's own rollouts.
 OLD_SEED, NEW_SEED, EVALUATION_SEED, ROLLOUT_SEED = 0, 1, 500_000, 800_000
 _STARTS_APART = 1_000  # start states reserved per seed
 

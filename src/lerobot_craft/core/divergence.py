@@ -1,8 +1,7 @@
 """Checks that all ranks hold bit-identical weights, by reading the weights once.
 
-Under DDP every rank starts from the same weights and takes the same steps, but nothing checks that they stay equal. A
-memory fault or a different kernel makes one rank drift. The saved policy is then not the one that produced the other
-ranks' losses.
+Under DDP every rank starts from the same weights and takes the same steps, but nothing checks that they stay equal. If
+one rank drifts (a memory fault, a different kernel), the saved policy did not produce the other ranks' losses.
 """
 
 from collections.abc import Mapping, Sequence

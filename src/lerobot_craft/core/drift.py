@@ -1,8 +1,7 @@
 """How far the student has moved from its teacher: docs/method.md, equations (1) to (5).
 
-Drift is computed per position (the last dimension is the compared vector), averaged over the valid positions of a
-sample, then over samples. Half-precision inputs are widened to float32 first, so that small differences survive
-rounding and squares do not overflow.
+Drift is computed per position (the last dimension is the compared vector), averaged over a sample's valid positions,
+then over samples. Inputs are widened to float32: small differences survive rounding and squares do not overflow.
 """
 
 import math

@@ -1,7 +1,6 @@
 """Multipliers that enforce the budget, and the budget schedule. docs/method.md, equations (17) to (21).
 
-Multipliers are Python floats. They are equal on all ranks (drifts are reduced first), their state is JSON, and no rule
-can make them NaN or infinite.
+Multipliers are Python floats, equal on all ranks. Their state is JSON, and no rule can make them NaN or infinite.
 """
 
 import math
@@ -124,8 +123,7 @@ class Multipliers:
         self.dual = dual
         self.groups = tuple(groups)
         self.values = [dual.initial_lambda] * len(groups)
-        # xi of (18). `ratio` starts from the lowest ratio that it counts, because the student starts equal to its
-        # teacher.
+        # xi of (18). `ratio` starts at the lowest ratio that it counts, because the student starts as its teacher.
         self._smoothed = [-_LARGEST_LOG_RATIO if dual.rule == "ratio" else 0.0] * len(groups)
 
     def follow(self, drifts: Sequence[float | None], epsilon: float, elapsed_steps: int = 1) -> list[float]:

@@ -135,8 +135,7 @@ def combine_(a: Gradients, b: Gradients, weight_a: float, weight_b: float) -> li
     """weight_a * a + weight_b * b, in place: into `a` where it exists, else into `b`. No tensor is allocated.
 
     DDP's `gradient_as_bucket_view` makes task gradients views of its buckets; writing into `a` preserves that. With
-    weight_b = 0 gradients missing in `a` stay missing: an optimizer with weight decay treats zeros differently from
-    None.
+    weight_b = 0, gradients missing in `a` stay None: an optimizer with weight decay treats zeros differently.
     """
     if weight_b == 0.0:
         b = [None] * len(b)
@@ -159,8 +158,7 @@ def average_over_ranks(
 ) -> list[Tensor | None]:
     """Mean of the gradients over ranks, in place. DTensors are returned unchanged: FSDP2 has already reduced them.
 
-    A parameter that only some ranks reached counts as zero on the others. Ranks first agree on which gradients exist;
-    otherwise they would deadlock.
+    A parameter that only some ranks reached counts as zero on the others. Ranks first agree on this to avoid deadlock.
     """
     world = world_size(group)
     if world == 1:

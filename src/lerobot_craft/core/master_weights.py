@@ -17,8 +17,7 @@ from lerobot_craft.core.sharding import like, replace_parameters
 class MasterWeights:
     """Master copies of an optimizer's bfloat16 parameters. The optimizer must not have stepped yet.
 
-    Gradients arrive in the parameters' own precision and are passed to the copies at each step. Optimizer moments are
-    float32 too.
+    Gradients arrive in the parameters' precision and are passed to the copies at each step. Moments are float32 too.
 
     Args:
         optimizer: Its parameters are replaced by the copies.

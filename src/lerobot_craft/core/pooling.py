@@ -67,8 +67,7 @@ def pool_hidden_states(hidden: Tensor, mask: Tensor, pooling: Pooling, spans: To
         spans: Positions of the modalities.
 
     Returns:
-        `features` [B, D], [B, 2, D] (`vision_mean+text_last`) or [B, T, D] (`none`), and boolean `valid` of the same
-        shape without D.
+        `features` [B, D], [B, 2, D] (`vision_mean+text_last`) or [B, T, D] (`none`); boolean `valid`, without D.
     """
     if mask.shape != hidden.shape[:2]:
         raise ValueError(f"mask {tuple(mask.shape)} must have one entry per token of hidden {tuple(hidden.shape)}")

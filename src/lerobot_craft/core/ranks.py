@@ -38,8 +38,7 @@ def gather_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) ->
 def main_decides(question: Callable[[], bool], group: dist.ProcessGroup | None = None) -> bool:
     """The main rank's answer, on every rank; only the main rank asks.
 
-    Use it where ranks could see different answers, such as whether a file exists on a shared disk. Ranks that disagree
-    would next call different collectives.
+    Use it if ranks could see different answers, e.g. whether a shared file exists, and then call other collectives.
     """
     if world_size(group) == 1:
         return question()

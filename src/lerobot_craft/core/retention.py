@@ -6,9 +6,8 @@
 
 Order matters: the task backward finishes first, because under DDP a second backward between its forward and its
 backward corrupts the reducer. On one process and without projection, the weighted retention loss is then added into the
-same gradients, which needs no memory beyond plain training and only one graph at a time. Otherwise the task gradients
-are set aside by reference and retention gradients go into new memory: two gradient copies in total, one more than plain
-training.
+same gradients: no memory beyond plain training, and one graph at a time. Otherwise the task gradients are set aside by
+reference and retention gradients go into new memory: one gradient copy more than plain training.
 
 Under DDP, pass anchors through the module inside the wrapper. Under FSDP2, pass them through the wrapped root; FSDP2
 requires that they reach the same parameters on every rank.
@@ -301,9 +300,8 @@ class _Constraint:
     """The retention loss whose gradient enters surgery, equations (23) and (24).
 
     With G groups the Lagrangian contains mean_g(lambda_g L_g). It is split into a scalar, lambda = mean_g(lambda_g),
-    and a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier for any number
-    of groups. Counts are totals over all ranks, so the mean of the ranks' gradients equals the gradient of one rank
-    with all anchors.
+    and a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier. Counts are
+    totals over all ranks, so the mean of the ranks' gradients equals the gradient of one rank with all anchors.
     """
 
     def __init__(self, loss: Tensor, lambda_: float, drift: AnchorDrift, groups: Tensor, counts: Tensor) -> None:

@@ -63,8 +63,7 @@ _ROOTS: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 def run_in[Result](module: nn.Module, function: Callable[[], Result]) -> Result:
     """Run a function that uses (parts of) a module, sharded or not. Its result may depend on no other parameters.
 
-    If the module is sharded, all ranks must call this together. The tensors in the result carry the hooks that backward
-    needs.
+    If the module is sharded, all ranks must call this together. The result's tensors carry the hooks for backward.
     """
     root = _ROOTS.get(module)
     result: Result = function() if root is None else root(function)

@@ -1,8 +1,7 @@
 """Gradient surgery: docs/method.md, equations (11) to (16).
 
-Projecting the task gradient t and merging it with the retention gradient r always gives `a*t + b*r`, and a and b follow
-from the three inner products of t and r. So one pass reads both gradients and one writes the result in place. The only
-memory beyond plain training is r itself.
+Projecting the task gradient t and merging it with the retention gradient r always gives `a*t + b*r`, where a and b
+follow from three inner products. One pass reads both gradients, one writes in place. The only extra memory is r itself.
 """
 
 import math
@@ -76,8 +75,7 @@ class Surgery:
 class Gram:
     """The three inner products of the task gradient t and the retention gradient r, equation (11).
 
-    `rounding` is the length of r relative to t that rounding alone can cause. The default only keeps the projection
-    along r within float32 (up to 3e38).
+    `rounding` is the length of r relative to t that rounding alone can cause. The default only prevents overflow.
     """
 
     tt: float
@@ -121,8 +119,7 @@ class Gram:
     def has_direction(self) -> bool:
         """Whether both gradients are long enough for their angle to mean anything.
 
-        While student equals teacher, r is 0 or rounding noise. Projecting along noise would remove a full-length
-        component of the task gradient.
+        While student equals teacher, r is 0 or rounding noise, and projecting along noise would shorten t.
         """
         return self.tt > 0 and self.rr > self.tt * self.rounding**2
 

@@ -4,8 +4,7 @@ Only this package, `policies/` (one policy's internals per adapter) and `tiny/` 
 lerobot's internals: undocumented names, loggers, messages, private attributes. Everything here was checked against the
 one release that craft requires (`supported_version`).
 
-No file here imports lerobot at the top: that takes ten seconds and more, and `craft doctor` uses this module on
-machines where lerobot is broken.
+No file here imports lerobot at the top: it takes over ten seconds, and `craft doctor` must run if lerobot is broken.
 """
 
 import copy

@@ -1,7 +1,6 @@
 """The dataset side of lerobot: opening and listing.
 
-Its use of lerobot's internals was checked against the release that craft requires. lerobot is not imported at the top,
-because that takes ten seconds and more.
+lerobot is not imported at the top, because that takes ten seconds and more.
 """
 
 import hashlib

@@ -257,8 +257,7 @@ def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str
 def autocast_name(config: PolicyConfig) -> str | None:
     """The mixed precision in which `lerobot-train` would run this policy: `bf16`, `fp16` or None.
 
-    Uses the policy's `dtype` setting if it has one, else its `use_amp`, else the variable that `accelerate launch
-    --mixed_precision` sets.
+    From the policy's `dtype` setting, else its `use_amp`, else the variable of `accelerate launch --mixed_precision`.
     """
     by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
     name = by_dtype.get(getattr(config, "dtype", None) or "")

@@ -28,8 +28,7 @@ class SampleColumn(Protocol):
 class Samples(Dataset[RawBatch]):
     """The samples of a dataset.
 
-    A DataLoader that finds `__getitems__` requests a whole batch at once. It is already collated, so `collate_fn` has
-    nothing to do.
+    A DataLoader that finds `__getitems__` requests a whole batch, already collated, so `collate_fn` has nothing to do.
 
     Args:
         dataset: As opened by lerobot.

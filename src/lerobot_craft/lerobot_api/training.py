@@ -26,8 +26,7 @@ from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preload
 
 logger = logging.getLogger(__name__)
 
-# How long ranks wait for one that is busy: building anchors, rollouts, a large save, an upload. torch's own limit is 10
-# minutes with NCCL, 30 with gloo.
+# How long ranks wait for one that builds anchors, evaluates, saves or uploads. torch's limit: 10 to 30 minutes.
 RANKS_WAIT = timedelta(hours=2)
 _WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
 
@@ -163,8 +162,7 @@ class Data:
             restore_rng()
         first = next(stream)
         if self.draws_once:
-            # Preloaded data have no persistent workers, so each later epoch would draw. Draw from a separate generator
-            # from here on.
+            # Preloaded data have no persistent workers, so later epochs would draw: let them use a separate generator.
             getattr(self.loader, "base_dataloader", self.loader).generator = torch.Generator()
         if restore_rng is not None and began_before:
             restore_rng()

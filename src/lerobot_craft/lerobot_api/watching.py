@@ -9,16 +9,14 @@ from lerobot_craft.lerobot_api.rollouts import Player, ready, seeded
 def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
     """Play episodes with a callback; returns each episode's steps to success, or None without success.
 
-    The episodes equal those of `rollouts.play` with the same seed and as many in parallel: the policy's noise is drawn
-    for the whole batch.
+    The episodes equal those of `rollouts.play` with the same seed if it plays as many in parallel.
 
     Args:
         player: The policy.
         env: Config of an environment with one task.
         episodes: All played in parallel; episode i starts from the state of `seed + i`.
         seed: Seed of the first start state, and of the policy's noise.
-        look: Called with the vector of environments at the start and after each step. Environments stay unchanged after
-            their episode ends.
+        look: Called with the vector of environments at the start and after each step; finished ones do not change.
     """
     from lerobot.scripts.lerobot_eval import rollout
 

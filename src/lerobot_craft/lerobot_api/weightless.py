@@ -32,8 +32,7 @@ def weightless_policy(config: Any, dataset_meta: Any | None, rename_map: dict[st
         rename_map: As for training.
 
     Raises:
-        CraftError: A part of the policy's description (its language model's config) is not on this machine, or the
-        settings do not fit together.
+        CraftError: A config (of the language model) is not on this machine, or the settings do not fit together.
     """
     from lerobot.policies import get_policy_class, make_policy
 

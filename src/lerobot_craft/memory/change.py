@@ -64,8 +64,7 @@ def forgotten(memory: Memory, instruction: str) -> Memory | None:
 def thinned(memory: Memory, max_bytes: int) -> Memory:
     """At most `max_bytes` of frames. The newest task is thinned first; every task keeps at least one frame.
 
-    Each round goes from the newest to the oldest task, and each task loses at most half of its frames. So the newest
-    task is not emptied for the others.
+    Rounds go from the newest to the oldest task, and each task loses at most half of its frames per round.
 
     Raises:
         CraftError: One frame of each task does not fit.

@@ -4,8 +4,7 @@
     layers = adapter.resolve(policy, "-2")
     tokens = adapter.hidden(policy, batch, layers)[layers[0]]  # [B, T, D], mask, spans
 
-One file per policy. `adapter.py` is the contract, `registry.py` finds the adapter, docs/adding-a-policy.md explains how
-to add one.
+One file per policy. `adapter.py` is the contract, `registry.py` finds the adapter; see docs/adding-a-policy.md.
 """
 
 from lerobot_craft.policies.adapter import (

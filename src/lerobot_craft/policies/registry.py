@@ -1,7 +1,6 @@
 """Finds the adapter of a policy. Third parties add adapters without changing this package.
 
-An installed distribution declares an entry point, which every process finds. A script or notebook registers its adapter
-for its own process.
+Installed distributions declare an entry point. A script or notebook registers its adapter for its own process.
 """
 
 import functools
