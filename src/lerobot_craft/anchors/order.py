@@ -43,8 +43,7 @@ def visit(
         step: Anchor steps so far.
         rank: This process.
         world_size: Number of processes.
-        most: Anchors of the rarer origin come at most `most` times as often as others, but once per step; None: no
-            limit.
+        most: Anchors of the rarer origin come at most `most` times as often, but once per step; None: no limit.
     """
     together = batch_size * world_size
     if together < len(origins):

@@ -1,4 +1,4 @@
-"""The configuration of a cache.
+"""The configuration of a cache, and the recipe that identifies its content.
 
 Two builds with the same recipe give the same bytes, on any machine and after any number of interruptions.
 """

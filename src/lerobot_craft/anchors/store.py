@@ -23,12 +23,7 @@ from lerobot_craft.errors import CraftError
 
 
 class AnchorStore:
-    """The rows of a cache. Small columns live in memory; large ones (usually images) stay in the mapped files.
-
-    Attributes:
-        directory: The cache.
-        manifest: Its manifest.
-    """
+    """The rows of a cache. Small columns live in memory; large ones (usually images) stay in the mapped files."""
 
     def __init__(self, directory: Path, manifest: Manifest, readers: list[ShardReader], resident_bytes: int) -> None:
         self.directory = directory

@@ -32,12 +32,7 @@ _BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One part of a bench; see the kinds below.
-
-    Attributes:
-        settings: The bench's settings.
-        scenario: The cell's scenario.
-    """
+    """One part of a bench of a scenario; see the kinds below."""
 
     kind: ClassVar[str]
     outlives_versions: ClassVar[bool] = False
@@ -98,12 +93,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Demos(Cell):
-    """Demonstrations as one dataset: of all old tasks of a scenario, or of a new one.
-
-    Attributes:
-        recorded: Tasks.
-        episodes: Episodes per task.
-    """
+    """`episodes` demonstrations of each task in `recorded` as one dataset: of all old tasks, or of a new one."""
 
     kind: ClassVar[str] = "demos"
     outlives_versions: ClassVar[bool] = True
@@ -198,11 +188,7 @@ class Base(Cell):
 
 @dataclass(frozen=True, eq=False)
 class OfBase(Cell):
-    """What is done with a base policy before fine-tuning.
-
-    Attributes:
-        base: The policy.
-    """
+    """What is done with a base policy before fine-tuning."""
 
     base: Base
 
@@ -231,11 +217,7 @@ class Trial(OfBase):
 
 @dataclass(frozen=True, eq=False)
 class Rollouts(OfBase):
-    """A base policy's own episodes of the old tasks as a dataset, including failed ones.
-
-    Attributes:
-        episodes: Episodes per old task.
-    """
+    """A base policy's own episodes as a dataset, `episodes` of each old task, including failed ones."""
 
     kind: ClassVar[str] = "rollouts"
     episodes: int

@@ -24,8 +24,7 @@ class BenchSettings:
 
     Attributes:
         output_dir: Output directory.
-        bases: Directory of base policies as files: existing ones are used, newly trained ones are added. None: not
-            used.
+        bases: Directory of base policies as files: existing ones are used, new ones are added. None: not used.
         scenarios: Names of scenarios.
         policies: Policy types.
         methods: Names of methods.

@@ -67,7 +67,7 @@ def drift(
         student: [B, ..., D], any floating dtype; gradients flow into it.
         teacher: Same shape, treated as a constant. For `kl` both are logits over the last dimension.
         kind: `mse`, `cosine` (1 - cos, in [0, 2]), `l1` or `kl` (teacher relative to student).
-        mask: Boolean, broadcastable to [B, ...] (without D). False positions are ignored, even if they hold NaN. A
+        mask: Boolean, broadcastable to [B, ...] (without D); False positions are ignored, even if they hold NaN. A
             sample without a valid position has drift 0 and is left out of the mean.
         scale: Positive number, or tensor broadcastable to [B, ...] (without D), that divides position drifts: e.g. the
             variance of each layer's features, or the teacher's own error on its demonstrations.

@@ -69,8 +69,7 @@ class Dual:
             log(L_ret / eps), 19a: one gain fits every budget).
         initial_lambda: Start value of every multiplier.
         lambda_lr: Step per unit of violation (the integral gain of `pi`).
-        lambda_min: Floor. At 0, a skill can be lost before its violation is measured. Must be > 0 for `log` and
-            `ratio`.
+        lambda_min: Floor; > 0 for `log` and `ratio`. At 0, a skill can be lost before its violation is measured.
         lambda_max: Ceiling.
         fall_rate: In [0, 1]: how fast multipliers fall relative to how fast they rise (20). 1 is symmetric.
         proportional_gain: For `pi`, relative to lambda_lr.

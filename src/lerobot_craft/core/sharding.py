@@ -42,7 +42,7 @@ class Sharded(nn.Module):
         super().__init__()
         for unit in _units(module):
             fully_shard(unit, mesh=mesh)
-        # False: the small parameters stay gathered between forward and backward.
+        # The small parameters stay gathered between forward and backward.
         self.root = _Root(module)
         fully_shard(self.root, mesh=mesh, reshard_after_forward=False)
         _ROOTS[module] = self.root

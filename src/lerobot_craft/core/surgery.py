@@ -41,8 +41,8 @@ class Surgery:
         conflict_threshold: The gradients conflict if their cosine is below this; in [-1, 0].
         projection_mode: `weighted` t + lambda r; `equal` (t + r) / 2; `task_priority` t + min(lambda, 1) r.
         task_max_norm: Bound on |t| before merging.
-        retention_max_norm: Bound on the weighted retention term. Without it, a large lambda makes clipping the sum
-            shrink the task's part to nothing.
+        retention_max_norm: Bound on the weighted retention term. Without it, a large lambda starves the task when
+            clipped.
         merged_max_norm: Bound on the merged gradient (like `clip_grad_norm_`, without another pass).
     """
 

@@ -118,8 +118,7 @@ class PlayedEpisode:
 
     Attributes:
         instruction: From the environment; empty if it has none.
-        observations: By the environment's names, as passed to the policy's preprocessor: [T, ...]; images are uint8 [T,
-            C, H, W].
+        observations: As passed to the policy's preprocessor, by the environment's names: [T, ...]; images uint8.
         actions: As returned by the policy's postprocessor, [T, A].
         success: Whether it reached the goal.
     """

@@ -31,10 +31,6 @@ class Simulation:
     Args:
         task: Its name in `TASKS`.
         view: What a policy observes.
-
-    Attributes:
-        task: The task.
-        view: The view.
     """
 
     def __init__(self, task: str, view: View = "told") -> None:

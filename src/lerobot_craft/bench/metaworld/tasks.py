@@ -43,11 +43,9 @@ class Scene:
 
     Attributes:
         name: Its name.
-        tracked: The site or body of the model that `object_x, object_y, object_z` follow. Meta-World's environments of
-            one scene report different points of the same object, which would reveal the task. None if the scene has one
-            task, or one environment for all its tasks.
-        start: Start position of the object's joint (meters or radians), half-way for opposite tasks. None:
-            Meta-World's.
+        tracked: The site or body that `object_x, object_y, object_z` follow. Meta-World's environments of one scene
+            report different points of an object, which would reveal the task. None: one task or one environment.
+        start: Start of the object's joint (meters or radians), half-way for opposite tasks. None: Meta-World's.
         box: Corners of the space in which the object is placed. None: Meta-World's.
         wide: The same for the view `seen`: larger, so that a policy that does not look rarely succeeds. None: as told.
         markers: Visible goals, the same in every task of the scene.
