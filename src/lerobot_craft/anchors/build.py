@@ -1,7 +1,6 @@
 """Building a cache: read frames, ask the teacher, write shards, and finally a manifest that marks it complete.
 
-The plan alone decides the split into shards, ranks and batches. So a shard's bytes do not depend on who computes it,
-and resuming an interrupted build only adds missing shards.
+The plan alone decides how anchors are split. So resuming a build only adds missing shards, on any number of ranks.
 """
 
 import json

@@ -1,8 +1,7 @@
 """States of cross anchors: drawn from the statistics that the teacher ships, or slightly perturbed.
 
-A cross anchor pairs a new-task frame with an old instruction. New frames cover few of the old tasks' states. Drawn and
-jittered states cover more of them, still without old data. Raw observations are changed, before any preprocessor,
-because some policies write the state into the prompt.
+A cross anchor pairs a new-task frame with an old instruction. Drawn and jittered states cover more of the old tasks'
+states than new frames do. They are set before any preprocessor, because some policies write the state into the prompt.
 """
 
 from collections.abc import Mapping

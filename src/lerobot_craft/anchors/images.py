@@ -1,7 +1,6 @@
 """Images in a cache: uint8 and lossless, one PNG per anchor.
 
-An anchor's image is [C, H, W] with 1 or 3 channels, or [S, C, H, W] with S observation steps. Steps are stacked into
-one tall PNG, so that similar neighbors are compressed together.
+An anchor's image is [C, H, W] with 1 or 3 channels, or [S, C, H, W] with S observation steps, stacked into one PNG.
 """
 
 import struct

@@ -146,8 +146,7 @@ def open_cache(
         teacher: Fingerprints of the policy that training starts from.
         retention_mode: What training retains.
         verify: Check checksums, and that all of the teacher's values are finite.
-        policy_config: That policy's config: its type and precision must match the cache. For referenced images it also
-            determines which past frames belong to an observation.
+        policy_config: Its type and precision must match the cache. Determines the history of referenced images.
         named: Datasets given by the user (repo_id, directory), tried first for referenced images.
         progress: Called with the number of newly verified bytes.
     """

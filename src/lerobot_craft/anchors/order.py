@@ -29,9 +29,8 @@ def visit(
 ) -> Visit:
     """Which anchors a rank takes at a step: the same number from each origin, however many anchors each has.
 
-    Twenty old frames next to a thousand cross anchors fill half of every batch; in one shared permutation, a batch of
-    16 would hold one of them every three steps. `most` limits how often a few anchors are repeated, for policies to
-    which every visit of an anchor is the same.
+    Twenty old frames next to a thousand cross anchors fill half of every batch. `most` limits how often a few anchors
+    are repeated, for policies to which every visit of an anchor is the same.
 
     The ranks split the step that one process with their combined batch would take, so the step does not depend on the
     number of ranks. Every rank gets a share of each origin that has enough slots for all ranks.
@@ -112,8 +111,8 @@ def _permutation(num_anchors: int, seed: int, epoch: int) -> Tensor:
 def _epoch_order(num_anchors: int, global_batch: int, seed: int, epoch: int) -> Tensor:
     """An epoch's permutation. Its head shares no anchor with the last epoch's tail in the same step."""
     if num_anchors < 2 * global_batch:
-        # Too few anchors to separate head and tail. Repeating one permutation never repeats within a step, so a new one
-        # starts only where an epoch and a step start together.
+        # Too few anchors to separate head and tail. Repeating one permutation is safe within a step; start a new one
+        # only where an epoch and a step start together.
         period = global_batch // math.gcd(num_anchors, global_batch)
         return _permutation(num_anchors, seed, epoch - epoch % period)
     order = _permutation(num_anchors, seed, epoch)

@@ -1,7 +1,6 @@
 """Base policies as weight files: training them is the largest cost, so it is done once and the files are shared.
 
-Weights are always rounded to half precision at the end of base training. So a policy from a file is bit-identical to
-the trained one, at two bytes per parameter.
+Base training always ends by rounding to half precision, so a policy from a file is bit-identical to the trained one.
 """
 
 import shutil

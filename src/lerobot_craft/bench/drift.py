@@ -1,8 +1,7 @@
 """How far a fine-tuned policy has moved on the old tasks, measured the same way for every method.
 
-The base's actions and hidden states on some old frames are stored once, as two caches. Each run is compared with them
-afterward, whatever it retained. The frames have their own seed: methods that use all old frames have seen them, but no
-method is measured only on frames that it used.
+The base's actions and hidden states on some old frames are stored once; each run is compared with them afterward. The
+frames have their own seed: no method is measured only on frames that it used.
 """
 
 from collections.abc import Sequence

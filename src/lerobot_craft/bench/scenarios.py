@@ -115,8 +115,7 @@ _TABLE = (
         )
         for name, new in (("drawer", "drawer-close"), ("window", "window-open"), ("door", "door-unlock"))
     ),
-    # Ten old tasks, four of which carry something; three new ones from the same base policies: with an object that is
-    # carried, with a fixed object, and in a new scene.
+    # Ten old tasks, four of which carry something; three new ones: a carried object, a fixed object, a new scene.
     *(
         Scenario(
             f"ten-{name}",

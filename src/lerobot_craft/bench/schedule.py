@@ -250,8 +250,7 @@ def _require(cell: Cell | None) -> Cell:
 def one_thread_each() -> Iterator[None]:
     """Limit this process and its children to one thread; restored on exit.
 
-    Small policies gain nothing from a second thread, and two pools compete for the cores. The count is the same in a
-    worker, here, or for a single cell, so that sums are rounded alike.
+    Small policies gain nothing from more. The count is the same in a worker or here, so that sums are rounded alike.
     """
     import torch
 

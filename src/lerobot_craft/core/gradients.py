@@ -1,8 +1,7 @@
 """Lists of gradients as one long vector: inner products, in-place combination, averaging over ranks.
 
-A gradient list has one entry per parameter, in a fixed order; `None` means zeros. Entries are plain tensors (replicated
-on every rank, as under DDP) or DTensors (sharded, as under FSDP2). The inner product of one shard can even have the
-wrong sign, so every product is summed over ranks before use.
+A gradient list has one entry per parameter, in a fixed order; `None` means zeros. Entries are tensors (replicated, as
+under DDP) or DTensors (sharded, as under FSDP2). Products are summed over ranks: one shard's can have the wrong sign.
 """
 
 import math
@@ -45,9 +44,8 @@ _BUCKET_BYTES = 2**25  # per all-reduce: few messages, and much smaller than a g
 def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
     """Gradient of `loss` for each parameter, in separate memory. `.grad` must be empty before and is empty after.
 
-    `loss.backward()` would run DDP's hooks on the parameters. Outside DDP's own backward, these mark parameters as
-    used, and DDP's next backward fails if the task does not use them. FSDP2 reduces gradients in its backward hooks, so
-    sharded parameters do need a real backward.
+    `loss.backward()` would run DDP's hooks, which mark parameters as used; DDP's next backward fails if the task does
+    not use them. FSDP2 reduces gradients in its backward hooks, so sharded parameters need a real backward.
     """
     if any(isinstance(p, DTensor) for p in parameters):
         torch.autograd.backward(loss)

@@ -1,9 +1,8 @@
 """Parameters sharded over ranks (FSDP2), for modules whose parts are used without being called.
 
-`fully_shard` gathers parameters in hooks that run when a module is called. Robot policies often avoid that: the trainer
-calls `policy.forward(batch)`, and policies use their layers' parts (`layer.self_attn.q_proj(x)`). So the outermost
-hooks sit on a root module that runs any function of the policy. Below it, only the smallest modules with weights, such
-as linear layers, are gathered separately: these are always called.
+`fully_shard` gathers parameters when a module is called. Robot policies often avoid that: `policy.forward(batch)`,
+`layer.self_attn.q_proj(x)`. So the outermost hooks sit on a root module that runs any function of the policy. Below it,
+only the smallest modules with weights, such as linear layers, are gathered separately.
 """
 
 from collections import Counter

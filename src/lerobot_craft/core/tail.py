@@ -1,9 +1,8 @@
 """A distribution over a large vocabulary as its k largest entries plus one for the rest: docs/method.md, (26), (27).
 
-A token policy's logits at one position cover the whole vocabulary (257,152 numbers for PaliGemma): too many to store.
-The `k` largest logits and the log-sum-exp of the others are exact logits of a distribution over k + 1 outcomes.
-`drift(..., kind="kl")` compares it with the student's logits folded at the same entries. The folded divergence never
-exceeds the full one and is 0 where the full distributions agree.
+A token policy's logits cover the whole vocabulary (257,152 numbers per position for PaliGemma): too many to store. The
+`k` largest and the log-sum-exp of the others are exact logits of a distribution over k + 1 outcomes. The divergence of
+two distributions folded alike never exceeds the full one, and is 0 where the full ones agree.
 """
 
 from typing import Any

@@ -203,8 +203,7 @@ def records_success(dataset: "LeRobotDataset") -> bool:
 def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
     """Whether each frame's episode succeeded [N]: 1, 0, or -1 if unknown.
 
-    `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal;
-    `lerobot-rollout` and `lerobot-record` do not.
+    Only `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal.
     """
     columns = dataset.hf_dataset.data
     if not records_success(dataset):

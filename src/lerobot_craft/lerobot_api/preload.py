@@ -1,8 +1,7 @@
 """A whole dataset in memory: bit-identical samples of a LeRobotDataset, without reading a frame twice.
 
-lerobot reads each sample separately: rows of a memory-mapped table, images decoded each time, one query per window. For
-a small policy that takes longer than the training step. Here columns are read at once, each image is decoded once and
-kept as bytes, and a batch takes a few index operations.
+lerobot reads each sample separately, and decodes images each time: for a small policy that takes longer than the step.
+Here columns are read at once, each image is decoded once and kept as bytes, and a batch takes a few index operations.
 """
 
 import logging

@@ -129,8 +129,7 @@ def train_processors(
 def check_form(directory: Path) -> None:
     """Refuse processors that are valid JSON but not in lerobot's form, naming file and field.
 
-    lerobot would raise a TypeError or, for an invalid name, fail at the first save, after training. Missing files and
-    invalid JSON are left to the loader's error.
+    lerobot would raise a TypeError or fail at the first save. Missing files and invalid JSON are left to the loader.
     """
     for file in (directory / _PREPROCESSOR_FILE, directory / _POSTPROCESSOR_FILE):
         try:

@@ -1,7 +1,6 @@
 """The parts of `lerobot-train`, in its order: accelerator, data, policy, optimizer.
 
-Each function replaces a part of lerobot's training script and uses the random generators exactly as it does, so a loop
-built from them gives bit-identical training.
+Each function draws random numbers exactly as lerobot's script does, so a loop built from them is bit-identical.
 """
 
 import dataclasses

@@ -24,8 +24,8 @@ _LISTED = 12  # most instructions listed in a message
 def extended(old: Memory | None, added: Memory, *, frames_per_task: int, max_bytes: int) -> Memory:
     """A memory with the frames of both.
 
-    A task in both gets frames of both, at most `frames_per_task`, spread over all its episodes. Tasks only in the old
-    memory keep their frames unless `max_bytes` is exceeded.
+    Tasks in both get at most `frames_per_task` frames of both, spread over all episodes. Others keep theirs if
+    possible.
 
     Args:
         old: The existing memory, or None.

@@ -1,8 +1,7 @@
 """What CRaFT must know about a policy: one adapter per policy type.
 
-An adapter never re-implements a policy. It calls the policy's own parts, reads hidden states on their way (`taps.py`),
-and fixes the random inputs (noise, time, tokens), so that a student with the same weights reproduces the teacher's
-values exactly. docs/adding-a-policy.md is a walkthrough.
+An adapter calls the policy's own parts, reads hidden states on their way (`taps.py`), and fixes the random inputs
+(noise, time, tokens), so that a student with the same weights reproduces the teacher's values exactly.
 """
 
 from abc import ABC, abstractmethod

@@ -29,8 +29,7 @@ UNET = "unet"
 class DiffusionAdapter(PolicyAdapter):
     """Backbone: one layer, the image encoder; its tokens are (camera, observation step). Stack `unet`: its middle.
 
-    The state enters the U-Net directly, so nothing learned about it can be retained. Anchors run in eval mode, where
-    images are center-cropped instead of randomly cropped.
+    The state enters the U-Net directly, so it has no hidden state to retain. In eval mode images are center-cropped.
     """
 
     policy_type = "diffusion"

@@ -1,7 +1,6 @@
 """Does the policy run with the weights in its file?
 
-lerobot's pi0 family silently returns a policy with random weights if its file is missing or does not match. So every
-entry of a teacher's state is compared with the file before use.
+lerobot's pi0 family silently uses random weights if the file is missing or does not match, so every entry is compared.
 """
 
 import contextlib

@@ -19,11 +19,10 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
 
     Args:
         task: Its name in `TASKS`.
-        view: `told`: the object's position is in the state; the camera is black, for policies that require one. `seen`:
-            the object is only in the camera's picture.
+        view: `told`: the object's position is in the state, and the camera is black. `seen`: it is only in the picture.
         blindfold: Show a black picture in the view `seen` too.
-        look_every: Draw every n steps and repeat the last picture in between. This changes nothing for a policy that
-            executes whole chunks, because it sees no other picture.
+        look_every: Draw every n steps and repeat the last picture in between; the same for policies that only look
+            then.
 
     Attributes:
         task: The name.

@@ -1,7 +1,6 @@
 """Rollouts of the scripted experts as arrays: noisy movement, clean labels.
 
-The expert's actions are recorded without noise and executed with noise, so that a policy also learns to recover.
-Nothing here imports torch, so worker processes start quickly.
+Actions are recorded clean and executed with noise, so that a policy learns to recover. Nothing here imports torch.
 """
 
 import zlib
