@@ -1,7 +1,6 @@
-"""Building a cache: read frames, ask the teacher, write shards; and at the end a manifest that makes it whole.
+"""Building a cache: read frames, ask the teacher, write shards, and finally a manifest that marks it complete.
 
-Anchors are dealt into shards, shards to ranks, and a shard's anchors into batches, all by the plan alone. So a shard
-holds the same bytes whoever computes it, and an interrupted build only lacks shards.
+The plan alone decides how anchors are split. So resuming a build only adds missing shards, on any number of ranks.
 """
 
 import json
@@ -49,7 +48,7 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True)
 class OpenDataset:
-    """A dataset with what the manifest says of it."""
+    """A dataset with its manifest entry."""
 
     dataset: Any  # LeRobotDataset
     repo_id: str
@@ -60,7 +59,7 @@ class OpenDataset:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides what a cache holds."""
+    """Everything that determines a cache's content."""
 
     teacher: Teacher
     adapter: PolicyAdapter
@@ -73,21 +72,21 @@ class Job:
 
     @property
     def num_shards(self) -> int:
-        """Files of the cache."""
+        """Number of shard files."""
         return -(-len(self.plan) // self.shard_size)
 
     @property
     def autocast(self) -> str | None:
-        """Dtype in which the teacher computes, where that is not its weights'."""
+        """Dtype in which the teacher computes, if it differs from its weights'."""
         return autocast_dtype(self.teacher.config)
 
     def make_states(self, policy: Any) -> MadeStates:
-        """What the plan needs before its anchors can be asked; `policy` is the teacher's network."""
+        """States that the plan needs before the teacher can be asked; `policy` is the teacher's network."""
         datasets = [opened.dataset for opened in self.datasets]
         return make_states(self.plan, self.teacher, policy, datasets, self.batch_size)
 
     def recipe(self) -> dict[str, Any]:
-        """What must be the same for a build to go on where another one stopped."""
+        """What must match for a build to be resumed."""
         return {
             "schema": Manifest.SCHEMA,
             "teacher": self.teacher.fingerprint,
@@ -105,14 +104,14 @@ class Job:
 def build_cache(
     job: Job, directory: Path, *, ranks: Ranks, num_workers: int = 0, progress: Progress | None = None
 ) -> None:
-    """Build, or go on building, the cache of a job.
+    """Build a job's cache, or resume its build.
 
     Args:
         job: What to build.
-        directory: Where to.
-        ranks: Who shares the work.
+        directory: Output directory.
+        ranks: The processes that share the work.
         num_workers: Processes that read frames.
-        progress: Told how many more of this rank's anchors are done; those of an interrupted build count.
+        progress: Called with the number of this rank's newly finished anchors, including those of an interrupted build.
     """
     recipe = job.recipe()
     if ranks.is_main:
@@ -131,17 +130,17 @@ def build_cache(
 
 
 def share(job: Job, ranks: Ranks) -> int:
-    """How many anchors are this rank's."""
+    """Number of this rank's anchors."""
     return sum(len(_rows_of(job, shard)) for shard in _shards_of(job, ranks))
 
 
 def is_finished(job: Job, directory: Path) -> bool:
-    """Whether the directory holds this very cache; another one there is refused. All ranks ask together."""
+    """Whether the directory already holds this cache. Another cache is refused. A collective."""
     if not main_decides((directory / MANIFEST_FILE).exists):
         return False
     manifest = Manifest.load(directory)
     if manifest.values.get("recipe") == digest(job.recipe()):
-        with suppress(CraftError):  # a kill may have left them; where nothing can be removed they do no harm
+        with suppress(CraftError):  # leftovers of a killed run; harmless if they cannot be removed
             manifest.clear_build(directory)
         return True
     raise CraftError(
@@ -155,7 +154,7 @@ def _start(directory: Path, recipe: dict[str, Any]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     path = directory / BUILD_FILE
     if not path.exists():
-        # A build that was killed at its very first write leaves the temporary file, and nothing else.
+        # A build killed during its first write leaves only the temporary file.
         if any(entry.name != temporary_path(path).name for entry in directory.iterdir()):
             raise CraftError(f"{directory} is not empty and holds no unfinished build: give another --output_dir")
         write_atomically(path, json.dumps(recipe, indent=2, sort_keys=True).encode())
@@ -179,7 +178,7 @@ def _build_shards(
     frames = read_batches([opened.dataset for opened in job.datasets], wanted, num_workers)
     made = job.make_states(job.teacher.policy) if shards else NOTHING_MADE
     done: list[tuple[npt.NDArray[np.int64], Columns]] = []
-    # Compressing and writing a shard goes on beside the next one's forward passes; one at a time bounds the memory.
+    # Compress and write a shard while the next one is computed; one at a time limits memory.
     with (
         ThreadPoolExecutor(1, thread_name_prefix="write_shard") as writer,
         mode(job.teacher.policy, train=job.adapter.train_mode),
@@ -207,7 +206,7 @@ def _rows_of(job: Job, shard: int) -> npt.NDArray[np.int64]:
 
 
 def _batches(job: Job, shard: int) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
-    """(dataset, rows of the plan) of each batch of a shard; a batch holds what can be read together."""
+    """(dataset, rows of the plan) of each batch in a shard; a batch is read from one dataset."""
     rows = _rows_of(job, shard)
     for places in job.plan.alike(rows):
         dataset = int(job.plan.dataset[rows[places[0]]])
@@ -237,7 +236,7 @@ def _anchor_columns(job: Job, dataset: int, rows: npt.NDArray[np.int64], raw: Ra
 
 
 def _require_numbers(columns: Columns, job: Job, dataset: int, frames: npt.NDArray[np.int64]) -> None:
-    """Refuse what a teacher could not compute. Minus infinity may stand: it is the logarithm of an empty tail."""
+    """Refuse NaN and infinity. Minus infinity is allowed: it is the logarithm of an empty tail."""
     for name, column in columns.items():
         values = column.values if isinstance(column, Ragged) else column
         if values.is_floating_point() and bool((values.isnan() | (values == torch.inf)).any()):
@@ -309,7 +308,7 @@ def _record(job: Job, index: int) -> DatasetRecord:
 
 
 def _dtype_of(policy: torch.nn.Module) -> str:
-    """The dtype of most of the weights."""
+    """The dtype of most weights."""
     sizes: dict[torch.dtype, int] = {}
     for parameter in policy.parameters():
         sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()

@@ -1,4 +1,4 @@
-"""Columns: the same attribute of many anchors, with rows of one shape or of different lengths."""
+"""Columns: one attribute of many anchors, with rows of equal or different lengths."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# Copying long rows one by one is faster than gathering their elements by index: measured on 64 rows.
+# Copying long rows one by one is faster than gathering by index (measured on 64 rows).
 _LONG_ROW = 512
 
 
 @dataclass(frozen=True, eq=False)
 class Ragged:
-    """Rows of different lengths, one after the other.
+    """Rows of different lengths, concatenated.
 
     Attributes:
         values: [sum(lengths), ...].
@@ -31,7 +31,7 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Tensor]) -> "Ragged":
-        """The column of these rows, each [length, ...]; at least one."""
+        """A column from rows [length, ...]; at least one row."""
         return cls(torch.cat(tuple(rows)), torch.tensor([len(row) for row in rows]))
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Ragged:
         return views
 
     def padded(self, fill: float = 0) -> tuple[Tensor, Tensor]:
-        """The rows side by side, [n, longest, ...], and a boolean mask [n, longest] that is true where they hold."""
+        """Rows padded to [n, longest, ...], and a boolean mask [n, longest], True at real values."""
         longest = int(self.lengths.max()) if len(self) else 0
         mask = torch.arange(longest) < self.lengths.unsqueeze(1)  # [n, longest]
         padded = self.values.new_full((len(self), longest, *self.values.shape[1:]), fill)
@@ -56,14 +56,14 @@ class Ragged:
         return padded, mask
 
     def take(self, rows: Tensor) -> "Ragged":
-        """The rows asked for (int64 [k]), in that order, copied."""
+        """The given rows (int64 [k]), in that order, copied."""
         lengths = self.lengths.index_select(0, rows)
         starts = self.offsets.index_select(0, rows)
         total = int(lengths.sum())
         if total > _LONG_ROW * len(rows):
             pieces = zip(starts.tolist(), lengths.tolist(), strict=True)
             return Ragged(torch.cat([self.values[start : start + length] for start, length in pieces]), lengths)
-        # Element j of the result comes from its row's start plus its place in the row.
+        # Element j of the result is at its row's start plus its position in the row.
         shifts = starts - (lengths.cumsum(0) - lengths)
         elements = torch.repeat_interleave(shifts, lengths, output_size=total) + torch.arange(total)
         return Ragged(self.values.index_select(0, elements), lengths)
@@ -75,12 +75,12 @@ Columns = dict[str, Column]
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """What a column holds, without its rows.
+    """A column's type without its rows.
 
     Attributes:
         dtype: torch's name, e.g. `bfloat16`.
-        shape: of one row; of one element of a row where `ragged`.
-        ragged: whether rows differ in length.
+        shape: Of one row, or of one element of a row if `ragged`.
+        ragged: Whether rows differ in length.
     """
 
     dtype: str
@@ -96,7 +96,7 @@ def describe(column: Column) -> ColumnSpec:
 
 
 def num_rows(columns: Mapping[str, Column]) -> int:
-    """How many rows all of the columns have; columns that disagree are a ValueError."""
+    """Number of rows. Raises ValueError if the columns disagree."""
     rows = {name: len(column) for name, column in columns.items()}
     if len(set(rows.values())) != 1:
         raise ValueError(f"columns must be some and have the same number of rows; got {rows}")
@@ -104,7 +104,7 @@ def num_rows(columns: Mapping[str, Column]) -> int:
 
 
 def take(columns: Mapping[str, Column], rows: Tensor) -> Columns:
-    """The rows asked for (int64 [k]) of every column, in that order, copied."""
+    """The given rows (int64 [k]) of every column, in that order, copied."""
     return {
         name: column.take(rows) if isinstance(column, Ragged) else column.index_select(0, rows)
         for name, column in columns.items()
@@ -112,9 +112,9 @@ def take(columns: Mapping[str, Column], rows: Tensor) -> Columns:
 
 
 def rows_without_number(column: Column, *, or_minus_infinity: bool = False) -> list[int]:
-    """Rows of a column of floats that hold NaN or infinity; minus infinity may be allowed."""
+    """Indices of rows in a float column that hold NaN or infinity."""
     values = column.values if isinstance(column, Ragged) else column
-    if bool(values.isfinite().all()):  # as a rule
+    if bool(values.isfinite().all()):  # the usual case
         return []
     wrong = values.isnan() | values.isposinf() if or_minus_infinity else ~values.isfinite()
     places = wrong.flatten(1).any(dim=1).nonzero().squeeze(1) if wrong.dim() > 1 else wrong.nonzero().squeeze(1)
@@ -124,7 +124,7 @@ def rows_without_number(column: Column, *, or_minus_infinity: bool = False) -> l
 
 
 def concatenate(parts: Iterable[Mapping[str, Column]]) -> Columns:
-    """The rows of all parts, one part after the other; every part has the same columns."""
+    """The rows of all parts, in order; every part has the same columns."""
     parts = list(parts)
     names = list(parts[0])
     if any(set(part) != set(names) for part in parts):

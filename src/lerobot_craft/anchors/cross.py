@@ -1,8 +1,7 @@
-"""States of cross anchors: drawn from the statistics that the teacher ships, or moved a little.
+"""States of cross anchors: drawn from the statistics that the teacher ships, or slightly perturbed.
 
-A cross anchor pairs a frame of the new task with an old instruction. New frames visit few of the states that the old
-tasks visited; drawn and jittered states ask the teacher further afield, and still need no old data. All of it happens
-on raw observations, before any preprocessor, because some policies write the state into the prompt.
+A cross anchor pairs a new-task frame with an old instruction. Drawn and jittered states cover more of the old tasks'
+states than new frames do. They are set before any preprocessor, because some policies write the state into the prompt.
 """
 
 from collections.abc import Mapping
@@ -17,18 +16,18 @@ type Stats = Mapping[str, Tensor]  # some of mean, std, min, max, q01, q99, each
 
 
 def anchor_generator(seed: int, anchor: int) -> torch.Generator:
-    """Random numbers that belong to one anchor, whichever batch it is computed in."""
+    """Random generator of one anchor, independent of its batch."""
     mixed = np.random.SeedSequence([seed, anchor]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(mixed >> np.uint64(1)))
 
 
 def draw_states(stats: Stats, n: int, generator: torch.Generator) -> Tensor:
-    """States [n, S]: normal(mean, std) inside the known bounds, or uniform between the bounds where std is not known.
+    """Draw states [n, S]: normal(mean, std) clipped to known bounds, or uniform within bounds if std is unknown.
 
-    Bounds are [min, max], else [q01, q99]. A dimension that was constant stays constant.
+    Bounds are [min, max], else [q01, q99]. Constant dimensions stay constant.
 
     Raises:
-        CraftError: The statistics hold neither mean and std nor a pair of bounds, or are not finite.
+        CraftError: The statistics have neither mean and std nor a pair of bounds, or are not finite.
     """
     bounds = _bounds(stats)
     if "mean" in stats and "std" in stats:
@@ -45,20 +44,20 @@ def draw_states(stats: Stats, n: int, generator: torch.Generator) -> Tensor:
 
 
 def jitter_states(states: Tensor, stats: Stats, amount: float, generator: torch.Generator) -> Tensor:
-    """States [n, S] plus amount * std * normal; a history [n, T, S] moves as a whole."""
+    """States [n, S] plus amount * std * normal; a history [n, T, S] is shifted as a whole."""
     noise = torch.randn(len(states), states.shape[-1], generator=generator)
     return _move(states, amount * spread_of(stats) * noise)
 
 
 def move_towards(states: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
-    """States [n, S] moved a share of chance, from 0 to 1, of the way to others [n, S]; a history moves as a whole."""
+    """Move states [n, S] a random fraction of the way to `others` [n, S]; a history is shifted as a whole."""
     last = states if states.ndim == 2 else states[:, -1]
     share = torch.rand(len(states), 1, generator=generator)
     return _move(states, share * (others - last))
 
 
 def end_histories_at(states: Tensor, last: Tensor) -> Tensor:
-    """States [n, S] replaced by `last` [n, S]; a history [n, T, S] is moved as a whole so that it ends there."""
+    """Replace states [n, S] by `last` [n, S]; a history [n, T, S] is shifted to end there."""
     return last.to(states.dtype) if states.ndim == 2 else _move(states, last - states[:, -1])
 
 
@@ -67,7 +66,7 @@ def _move(states: Tensor, offset: Tensor) -> Tensor:
 
 
 def spread_of(stats: Stats) -> Tensor:
-    """The standard deviation [S], or that of a uniform distribution between the bounds."""
+    """Standard deviation [S]; without it, that of a uniform distribution within the bounds."""
     if "std" in stats:
         return _vector(stats, "std")
     bounds = _bounds(stats)
@@ -80,7 +79,7 @@ def spread_of(stats: Stats) -> Tensor:
 
 
 def limits_of(stats: Stats) -> tuple[Tensor, Tensor]:
-    """Bounds [S] of what the teacher has seen: the known ones, or four standard deviations about the mean."""
+    """Bounds [S] of the teacher's data: the known ones, or mean +- 4 standard deviations."""
     if (bounds := _bounds(stats)) is not None:
         return bounds
     mean, spread = _vector(stats, "mean"), spread_of(stats)

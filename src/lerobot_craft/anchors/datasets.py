@@ -1,4 +1,4 @@
-"""From frames of datasets to anchors: the datasets that a cache refers to, the instruction and the state of each."""
+"""From dataset frames to anchors: open the datasets of a cache, and set each anchor's instruction and state."""
 
 import shlex
 from collections.abc import Iterator, Sequence
@@ -33,18 +33,17 @@ _LEAVE_STATES = "To leave states as they are, set --drawn_states=0, --walked_sta
 def open_referenced(
     manifest: Manifest, policy_config: Any = None, named: Sequence[tuple[str, str | None]] = ()
 ) -> list[Any]:
-    """The datasets that hold a cache's images, in the manifest's order; none where the cache holds them itself.
+    """Open the datasets that hold a cache's images, in manifest order; empty if the cache holds them itself.
 
-    A manifest may say anything, so nothing is downloaded for it, and of a directory only the metadata is read until
-    these have the fingerprint that the cache was built with.
+    The manifest is not trusted: nothing is downloaded, and only metadata is read until the fingerprint matches.
 
     Args:
-        manifest: Of the cache.
-        policy_config: Decides which past frames belong to an observation.
-        named: Datasets that the user names (repo_id, directory): these are tried before what the manifest says.
+        manifest: The cache's manifest.
+        policy_config: Determines which past frames belong to an observation.
+        named: Datasets given by the user (repo_id, directory), tried before those in the manifest.
 
     Raises:
-        CraftError: One of them is not on this machine, or is not what it was.
+        CraftError: A dataset is not on this machine, or has changed.
     """
     if manifest.inputs == "embedded":
         return []
@@ -58,10 +57,10 @@ def open_referenced(
 
 
 def _place_of(record: DatasetRecord, named: Sequence[tuple[str, str | None]]) -> Path:
-    """The first directory whose metadata have the record's fingerprint."""
+    """The first directory whose metadata has the record's fingerprint."""
     readable = False
     for repo_id, place in _places(record, named):
-        with suppress(CraftError):  # nothing there, or nothing that can be read: perhaps the next one
+        with suppress(CraftError):  # missing or unreadable: try the next one
             if fingerprint_in(repo_id, place) == record.fingerprint:
                 return place
             readable |= repo_id == record.repo_id
@@ -92,7 +91,7 @@ def _another_dataset(record: DatasetRecord) -> str:
 
 
 def referenced_images(manifest: Manifest, datasets: Sequence[Any], name: str, dataset: Tensor, frame: Tensor) -> Tensor:
-    """Images uint8 [n, *shape] of one name, read from `datasets[dataset]` at `frame`; both int64 [n]."""
+    """Images uint8 [n, *shape] of one feature, read from `datasets[dataset]` at `frame`; both int64 [n]."""
     images = torch.empty((len(frame), *manifest.input_features[name].shape), dtype=torch.uint8)
     for index in dataset.unique().tolist():
         rows = (dataset == index).nonzero().squeeze(1)
@@ -109,10 +108,10 @@ def referenced_images(manifest: Manifest, datasets: Sequence[Any], name: str, da
 
 @dataclass(frozen=True)
 class MadeStates:
-    """What a plan refers to and an anchor's own frame does not hold; `made_states.py` makes it."""
+    """States that a plan needs and its frames do not contain; made in `made_states.py`."""
 
-    walked: Tensor | None = None  # states [walks, steps, S]; None: the plan has no walks
-    mates: Tensor | None = None  # states [len(plan), S], 0 where an anchor has no mate; None: none has one
+    walked: Tensor | None = None  # states [walks, steps, S]; None: no walks
+    mates: Tensor | None = None  # states [len(plan), S], 0 for anchors without a mate; None: no mates
 
 
 NOTHING_MADE = MadeStates()
@@ -125,20 +124,20 @@ def as_anchors(
     state_stats: Stats | None = None,
     made: MadeStates = NOTHING_MADE,
 ) -> RawBatch:
-    """The batch as the plan wants it, before any preprocessor; the given one stays as it is.
+    """Turn a batch of frames into the plan's anchors, before any preprocessor. The input is not modified.
 
-    Frames of old datasets pass unchanged. Cross anchors get their old instruction and their state, and keep nothing but
-    observations: actions, rewards and indices describe the new task's demonstration, which the teacher must not see.
+    Old frames are returned unchanged. Cross anchors get their old instruction and state and keep only observations:
+    actions, rewards and indices describe the new task's demonstration, which the teacher must not see.
 
     Args:
         batch: Frames `plan.frame[anchors]` of one dataset, as `read_batches` gives them.
         plan: The plan.
         anchors: Rows of the plan.
         state_stats: The teacher's statistics of `observation.state`, for drawn and jittered states.
-        made: States that the plan refers to and the frames do not hold.
+        made: States that the plan needs and the frames do not contain.
 
     Raises:
-        CraftError: States are to change and the statistics or the state are missing or do not fit.
+        CraftError: States must change, but statistics or states are missing or do not match.
     """
     rows = np.asarray(anchors, dtype=np.int64)
     wanted = [plan.instructions[index] for index in plan.instruction[rows]]
@@ -158,7 +157,7 @@ def as_anchors(
 
 
 def under_old_instructions(batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64]) -> RawBatch:
-    """Observations, and the old instruction that the plan gives to each."""
+    """Keep only observations, and set each row's old instruction."""
     observed = {key: value for key, value in batch.items() if key.startswith("observation.")}
     return {**observed, "task": [plan.instructions[index] for index in plan.instruction[rows]]}
 
@@ -166,7 +165,7 @@ def under_old_instructions(batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int
 def _changed_states(
     batch: RawBatch, plan: Plan, rows: npt.NDArray[np.int64], stats: Stats | None, made: MadeStates
 ) -> Tensor:
-    """States [n, S] or histories [n, T, S]; each row depends on the plan's seed and its anchor only."""
+    """States [n, S] or histories [n, T, S]; each row depends only on the plan's seed and its anchor."""
     states: Tensor | None = batch.get(STATE)
     stats = checked_stats(states, stats)
     changed = []
@@ -182,7 +181,7 @@ def _changed_states(
 
 
 def checked_stats(states: Tensor | None, stats: Stats | None) -> Stats:
-    """The teacher's statistics of the state, if there are any and they fit to the dataset's states."""
+    """The teacher's state statistics; refused if missing or not matching the dataset's states."""
     if stats is None or states is None:
         lacking = f"the dataset has no {STATE}" if states is None else f"the teacher has no statistics of {STATE}"
         raise CraftError(f"States cannot be changed: {lacking}. {_LEAVE_STATES}")

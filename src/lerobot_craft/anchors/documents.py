@@ -1,4 +1,4 @@
-"""The defaults that the documents of the first CRaFT give to a cache; who speaks of hidden states has them."""
+"""The defaults of the original CRaFT notes for a cache. They apply if a flag asks for hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class DocumentsBuild(BuildConfig):
 
 
 def asks_for_documents(flags: Sequence[str]) -> bool:
-    """Whether flags, written `--x=y` or `--x y`, name a retention mode of the documents, a layer or a pooling."""
+    """Whether flags (`--x=y` or `--x y`) name a mode of the original notes, a layer or a pooling."""
     given: dict[str, str] = {}
     for flag, following in zip_longest(flags, flags[1:], fillvalue=""):
         name, equals, value = flag.partition("=")

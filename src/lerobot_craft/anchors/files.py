@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and checksums that `sha256sum -c` understands."""
+"""Files that are complete or absent, and checksums in `sha256sum -c` format."""
 
 import errno
 import hashlib
@@ -36,7 +36,7 @@ _REMEDIES = {
 
 @contextmanager
 def plain_errors(path: Path, flag: str = "") -> Iterator[None]:
-    """Turns the operating system's errors about `path`, the value of a flag, into a sentence that says what to do."""
+    """Turn the operating system's errors about `path`, the value of a flag, into a message with a remedy."""
     try:
         yield
     except OSError as error:
@@ -45,7 +45,7 @@ def plain_errors(path: Path, flag: str = "") -> Iterator[None]:
 
 
 def require_file(path: Path) -> int:
-    """Size of a regular file in bytes; anything else (missing, directory, pipe, circle of links) is refused."""
+    """Size of a regular file in bytes. Anything else (missing, directory, pipe, link loop) is refused."""
     with plain_errors(path):
         status = path.stat()
     if not stat.S_ISREG(status.st_mode):
@@ -55,13 +55,13 @@ def require_file(path: Path) -> int:
 
 def read_bytes(path: Path) -> bytes:
     """The whole content of a regular file."""
-    require_file(path)  # a named pipe would block for ever
+    require_file(path)  # opening a named pipe would block forever
     with plain_errors(path):
         return path.read_bytes()
 
 
 def sha256_of(path: Path, progress: Progress | None = None) -> str:
-    """SHA-256 of a file in hexadecimal, read in pieces; other threads run meanwhile."""
+    """SHA-256 of a file in hexadecimal. Reads in chunks; other threads can run meanwhile."""
     require_file(path)
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(_CHUNK))
@@ -74,14 +74,14 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
+    """Where a file is written before it is renamed."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes a file that is there as a whole or not at all, also when the power fails.
+    """Write a file completely or not at all, even if the power fails.
 
-    The temporary name is always the same, `.NAME.tmp`: what a killed run leaves behind, the next one overwrites.
+    The temporary name is always `.NAME.tmp`, so the next write overwrites what a killed run left.
     """
     temporary = temporary_path(path)
     with plain_errors(path):
@@ -94,18 +94,18 @@ def write_atomically(path: Path, data: bytes) -> None:
             temporary.replace(path)
         except OSError:
             if temporary.is_file():
-                temporary.unlink()  # a full disk gets its space back
+                temporary.unlink()  # frees the space on a full disk
             raise
         sync_directory(path.parent)
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in a directory durable, not only the files' contents."""
+    """Make the names in a directory durable, not only the files' contents."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Some network filesystems have no such call; their rename is all there is.
+        # Some network filesystems do not support this call; their rename is the best available.
         if error.errno not in {errno.EINVAL, errno.ENOTSUP}:
             raise
     finally:
@@ -113,19 +113,19 @@ def sync_directory(directory: Path) -> None:
 
 
 def checksum_path(path: Path) -> Path:
-    """Where the checksum of `path` lives: `shard-00000.safetensors` has `shard-00000.sha256`."""
+    """Checksum file of `path`: `shard-00000.safetensors` -> `shard-00000.sha256`."""
     return path.with_suffix(".sha256")
 
 
 def write_checksum(path: Path, sha256: str | None = None) -> str:
-    """Writes the checksum file of `path` in the format of `sha256sum`; computes the digest unless it is given."""
+    """Write the checksum file of `path` in `sha256sum` format; computes the digest if not given."""
     sha256 = sha256 or sha256_of(path)
     write_atomically(checksum_path(path), f"{sha256}  {path.name}\n".encode())
     return sha256
 
 
 def read_checksum(path: Path) -> str:
-    """The SHA-256 that the checksum file of `path` states for it."""
+    """The SHA-256 of `path` according to its checksum file."""
     source = checksum_path(path)
     match = _CHECKSUM_LINE.fullmatch(read_bytes(source).decode(errors="replace"))
     if match is None or match[2] != path.name:

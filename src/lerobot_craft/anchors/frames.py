@@ -1,7 +1,6 @@
-"""Which frames become anchors: evenly over tasks, over the episodes of a task and over the phases of an episode.
+"""Which frames become anchors: evenly over tasks, each task's episodes, and each episode's phases.
 
-Old skills are lost where no anchor looks. Uniform sampling over frames would give long tasks and long episodes most of
-the anchors, and by chance leave parts of a movement without any.
+Old skills are lost where no anchor looks. Uniform sampling would favor long tasks and episodes, and could miss phases.
 """
 
 import numpy as np
@@ -13,14 +12,14 @@ type Ints = npt.NDArray[np.int64]
 
 
 def choose_frames(table: FrameTable, n: int, seed: int | list[int]) -> Ints:
-    """Rows of n frames of the table, in an order of which every beginning is spread over tasks and episodes as well.
+    """Choose n rows of the table. Every prefix of the result is also spread over tasks and episodes.
 
-    Tasks get the same number of frames, give or take one, and so do the episodes of a task; what is too short gives
-    its share to the others. The m frames of a task lie in m different strata of relative position.
+    Tasks get equal numbers of frames (within one), as do the episodes of a task; the share of one that is too short
+    goes to the others. The m frames of a task lie in m different strata of relative position.
 
     Args:
         table: The frames to choose from.
-        n: How many; no frame comes twice, so a table with fewer gives all that it has.
+        n: Number of frames; all frames if the table has fewer.
         seed: The same seed gives the same frames.
     """
     rng = np.random.default_rng(seed)
@@ -38,9 +37,9 @@ def choose_frames(table: FrameTable, n: int, seed: int | list[int]) -> Ints:
 
 
 def share_out(n: int, capacities: Ints, rng: np.random.Generator) -> Ints:
-    """Parts of n that are as equal as the capacities allow; who gets one more is drawn.
+    """Split n as equally as the capacities allow; who gets one more is random.
 
-    Parts below their capacity differ by at most one, and they sum to n or, if that is less, to all the capacity.
+    Parts below their capacity differ by at most one. They sum to n, or to the total capacity if that is less.
     """
     parts = np.zeros(len(capacities), dtype=np.int64)
     left = min(n, int(capacities.sum()))
@@ -56,15 +55,15 @@ def share_out(n: int, capacities: Ints, rng: np.random.Generator) -> Ints:
 
 
 def spread(groups: Ints, rng: np.random.Generator) -> Ints:
-    """An order of the items in which every group is spread over the whole length, keeping the order inside a group.
+    """An order of the items that spreads every group over the whole length, keeping the order within a group.
 
     Args:
         groups: The group of each item, as small integers from 0.
-        rng: Orders items that are due at the same place.
+        rng: Breaks ties.
     """
     sizes = np.bincount(groups)
     by_group = np.argsort(groups, kind="stable")
-    rank = np.empty(len(groups), dtype=np.int64)  # of an item inside its group
+    rank = np.empty(len(groups), dtype=np.int64)  # of an item within its group
     rank[by_group] = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     due = (rank + 0.5) / sizes[groups]
     order: Ints = np.lexsort((rng.random(len(groups)), due))
@@ -72,19 +71,19 @@ def spread(groups: Ints, rng: np.random.Generator) -> Ints:
 
 
 def _choose_in_task(episode: Ints, rows: Ints, m: int, rng: np.random.Generator) -> Ints:
-    """Rows of m frames of one task, episodes by turns; the phases of an episode come in a random order.
+    """Rows of m frames of one task, alternating between episodes; an episode's phases come in random order.
 
     Args:
         episode: Of every frame of the table.
-        rows: The task's, sorted by episode and position.
-        m: How many, at least one.
-        rng: Draws.
+        rows: The task's rows, sorted by episode and position.
+        m: Number of frames, at least one.
+        rng: Random generator.
     """
     sizes = np.unique(episode[rows], return_counts=True)[1]
     starts = np.cumsum(sizes) - sizes
     quotas = share_out(m, sizes, rng)
-    # Slot j of an episode with q slots is due at (j + u) / q of the movement. Sorted over all episodes, slots get
-    # strata 0..m-1: each stratum once, and each episode's strata spread over the whole movement.
+    # Slot j of an episode with q slots is at (j + u) / q of the movement. Sorting the slots of all episodes gives
+    # strata 0..m-1: each is used once, and each episode's strata are spread over the whole movement.
     episode_of = np.repeat(np.arange(len(sizes)), quotas)  # [m]
     slot = np.arange(m) - np.repeat(np.cumsum(quotas) - quotas, quotas)
     due = (slot + rng.random(len(sizes))[episode_of]) / quotas[episode_of]
@@ -101,7 +100,7 @@ def _choose_in_task(episode: Ints, rows: Ints, m: int, rng: np.random.Generator)
 
 
 def _distinct(places: Ints, size: int) -> Ints:
-    """Ascending places in [0, size), moved apart as little as needed so that none is taken twice."""
+    """Ascending places in [0, size), moved apart as little as possible so that all are distinct."""
     slot = np.arange(len(places))
     later: Ints = np.maximum.accumulate(places - slot) + slot
     apart: Ints = np.minimum(later, size - len(places) + slot)

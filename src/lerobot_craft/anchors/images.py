@@ -1,7 +1,6 @@
 """Images in a cache: uint8 and lossless, one PNG per anchor.
 
-An anchor's image is [C, H, W] with 1 or 3 channels, or [S, C, H, W] with S observation steps. The steps are stacked
-into one tall picture: a single PNG, whose neighbouring steps are compressed together.
+An anchor's image is [C, H, W] with 1 or 3 channels, or [S, C, H, W] with S observation steps, stacked into one PNG.
 """
 
 import struct
@@ -15,13 +14,13 @@ from torchvision.io import decode_png, encode_png
 from lerobot_craft.anchors.columns import Ragged
 from lerobot_craft.errors import CraftError
 
-_COLOUR_TYPES = {1: 0, 3: 2}  # channels: PNG's number for grey and RGB
-# zlib's level: 3 took half the time of 6 for 15 % more bytes on a noisy camera picture of 256 x 256.
+_COLOUR_TYPES = {1: 0, 3: 2}  # channels -> PNG's number for gray and RGB
+# zlib level: 3 took half the time of 6 for 15 % more bytes on a noisy 256 x 256 camera image.
 _COMPRESSION_LEVEL = 3
 
 
 def encode_image(image: Tensor) -> Tensor:
-    """PNG bytes, uint8 [length], of one uint8 image [C, H, W] or [S, C, H, W]."""
+    """One uint8 image [C, H, W] or [S, C, H, W] as PNG bytes, uint8 [length]."""
     if image.dtype != torch.uint8:
         raise ValueError(f"images in a cache are uint8, as the camera gave them; got {image.dtype}")
     if not is_image_shape(image.shape):
@@ -34,15 +33,15 @@ def encode_image(image: Tensor) -> Tensor:
 
 
 def is_image_shape(shape: Sequence[int]) -> bool:
-    """Whether it is one of [C, H, W] or [S, C, H, W] that a PNG can hold."""
+    """Whether a PNG can hold this shape: [C, H, W] or [S, C, H, W]."""
     return len(shape) in (3, 4) and shape[-3] in _COLOUR_TYPES and min(shape) > 0
 
 
 def decode_image(data: Tensor, shape: Sequence[int]) -> Tensor:
-    """The uint8 image of that shape, [C, H, W] or [S, C, H, W], of its PNG bytes."""
+    """Decode PNG bytes to a uint8 image of the given shape, [C, H, W] or [S, C, H, W]."""
     *steps, channels, height, width = shape
     tall_height = height * (steps[0] if steps else 1)
-    # Compared before decoding: a damaged header could otherwise ask for any amount of memory.
+    # Checked before decoding: a damaged header could request any amount of memory.
     header = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + struct.pack(">IIBB", width, tall_height, 8, _COLOUR_TYPES[channels])
     if data[: len(header)].numpy().tobytes() != header:
         raise CraftError(f"An image of the cache is not the PNG of shape {list(shape)} that its manifest declares.")
@@ -56,13 +55,13 @@ def decode_image(data: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def encode_images(images: Tensor, executor: Executor | None = None) -> Ragged:
-    """The PNG column of n >= 1 images, [n, C, H, W] or [n, S, C, H, W]; in the executor's threads if there is one."""
+    """PNG column of n >= 1 images, [n, C, H, W] or [n, S, C, H, W]; uses the executor's threads if given."""
     encode = map if executor is None else executor.map
     return Ragged.of(list(encode(encode_image, images)))
 
 
 def decode_images(column: Ragged, shape: Sequence[int], executor: Executor | None = None) -> Tensor:
-    """The images [n, *shape] of a PNG column; in the executor's threads if there is one."""
+    """Images [n, *shape] of a PNG column; uses the executor's threads if given."""
     decode = map if executor is None else executor.map
     images = list(decode(lambda data: decode_image(data, shape), column.rows()))
     return torch.stack(images) if images else torch.empty((0, *shape), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Batches of anchors for training: by seed, the same after a resume, split over ranks."""
+"""Batches of anchors for training: determined by the seed, unchanged by a resume, split over ranks."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,19 +27,19 @@ from lerobot_craft.policies import PolicyAdapter, adapter_for
 from lerobot_craft.teacher.fingerprint import compare
 
 DECODED_BYTES = 2**30
-_LARGEST_IMAGE = 2**31  # values of one anchor's images; more is no image
+_LARGEST_IMAGE = 2**31  # values of one anchor's images; a larger image is not plausible
 _INTEGERS = {"uint8", "int8", "int16", "int32", "int64"}
-_LOOKED_AT = 32  # rows at once: those of every token are large
+_LOOKED_AT = 32  # rows at once; rows that keep every token are large
 
 
 @dataclass(frozen=True)
 class AnchorBatch:
-    """Some anchors: what the teacher saw, before any preprocessor, and what it made of it."""
+    """Some anchors: what the teacher saw, before any preprocessor, and its values."""
 
     raw: RawBatch  # observations and `task`, as a data loader would collate them; images uint8
     columns: Columns  # the teacher's values
     instruction: Tensor  # int64 [B]: index into the manifest's instructions, which are the constraint groups
-    draw: int | Tensor = 0  # which of the stored draws this visit uses, int64 [B] or for all; counted without end
+    draw: int | Tensor = 0  # which stored draw this visit uses, int64 [B] or one for all; wraps around
 
     def __len__(self) -> int:
         return len(self.instruction)
@@ -48,8 +48,7 @@ class AnchorBatch:
 class AnchorLoader:
     """A cache as an endless stream of batches.
 
-    Images are decoded when first drawn and then kept, up to a gigabyte: from the second pass on a batch is copied
-    from memory.
+    Images are decoded when first used and then kept, up to one gigabyte.
     """
 
     def __init__(self, store: AnchorStore, datasets: Sequence[Any] = (), decoded_bytes: int = DECODED_BYTES) -> None:
@@ -65,22 +64,22 @@ class AnchorLoader:
 
     @property
     def manifest(self) -> Manifest:
-        """What the cache says about itself."""
+        """The cache's manifest."""
         return self.store.manifest
 
     def batch(
         self, step: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1, most: float | None = None
     ) -> AnchorBatch:
-        """The batch of a step; a function of its arguments, so that a resumed run goes on in the same order."""
+        """The batch of a step. It depends on the arguments only, so a resumed run continues in the same order."""
         indices, passes, _ = visit(self._origins, batch_size, seed, step, rank, world_size, most)
         return self.take(indices, draw=passes)
 
     def hold_out(self, indices: Tensor) -> None:
-        """Leave these anchors out of all batches."""
+        """Exclude these anchors from all batches."""
         self._origins = without(self._origins, indices)
 
     def take(self, indices: Tensor, draw: int | Tensor = 0) -> AnchorBatch:
-        """Chosen anchors."""
+        """The anchors at these indices."""
         columns = self.store.take(indices, self._without_images)
         raw: RawBatch = {
             name: self._image(name, indices, columns) if name in self._images else dense(columns.pop(f"{INPUT}{name}"))
@@ -110,7 +109,7 @@ class AnchorLoader:
 
 
 class _Images:
-    """Decoded images of all anchors, filled as they are drawn."""
+    """Decoded images of all anchors, filled when first used."""
 
     def __init__(self, num_anchors: int, shape: Sequence[int]) -> None:
         self.present = torch.zeros(num_anchors, dtype=torch.bool)
@@ -120,7 +119,7 @@ class _Images:
 
     @property
     def pixels(self) -> Tensor:
-        """uint8 [anchors, *shape]; memory is taken when it is first needed."""
+        """uint8 [anchors, *shape], allocated on first use."""
         if self._pixels is None:
             self._pixels = torch.empty(self._shape, dtype=torch.uint8)
         return self._pixels
@@ -140,17 +139,16 @@ def open_cache(
     named: Sequence[tuple[str, str | None]] = (),
     progress: Progress | None = None,
 ) -> AnchorLoader:
-    """Open a cache for training, or refuse it with what is wrong and the command that mends it.
+    """Open a cache for training, or refuse it with the problem and the command that fixes it.
 
     Args:
-        directory: Of the cache.
+        directory: The cache.
         teacher: Fingerprints of the policy that training starts from.
         retention_mode: What training retains.
-        verify: Compare checksums, and look whether all of the teacher's values are numbers.
-        policy_config: Of that policy: its type and precision must be the cache's, and where images are references it
-            decides which past frames belong to an observation.
-        named: Datasets that the user names (repo_id, directory): a referenced one is looked for among them first.
-        progress: Told how many more bytes were verified.
+        verify: Check checksums, and that all of the teacher's values are finite.
+        policy_config: Its type and precision must match the cache. Determines the history of referenced images.
+        named: Datasets given by the user (repo_id, directory), tried first for referenced images.
+        progress: Called with the number of newly verified bytes.
     """
     store = AnchorStore.open(directory, verify=verify, progress=progress)
     manifest = store.manifest
@@ -181,10 +179,10 @@ def open_cache(
 
 
 def require_sound(store: AnchorStore) -> None:
-    """Refuse content that contradicts the manifest although all checksums hold.
+    """Refuse content that contradicts the manifest although all checksums match.
 
     Raises:
-        CraftError: A column is missing or of another type, or refers to something that is not there.
+        CraftError: A column is missing, has another type, or refers to something that does not exist.
     """
     for problem in _problems(store):
         if store.manifest.kind == "memory":
@@ -193,7 +191,7 @@ def require_sound(store: AnchorStore) -> None:
 
 
 def _problems(store: AnchorStore) -> Iterator[str]:
-    """What a batch would stumble over: a manifest may be forged, its checksum right."""
+    """Problems that would break a batch: a manifest can be forged with a correct checksum."""
     manifest = store.manifest
     columns = manifest.columns
     is_memory = manifest.kind == "memory"
@@ -254,9 +252,9 @@ def _input_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def _require_numbers(store: AnchorStore) -> None:
-    """Refuse NaN and infinity anywhere in the teacher's values: the check before the first step sees a few rows only.
+    """Refuse NaN and infinity in any of the teacher's values; the check before step 0 samples only a few rows.
 
-    Minus infinity may stand in logits, where it is the logarithm of an empty tail.
+    Minus infinity is allowed in logits: it is the logarithm of an empty tail.
     """
     columns = store.manifest.columns
     names = [name for name, c in columns.items() if c.dtype in FLOAT_NAMES and not name.startswith(INPUT)]
@@ -291,10 +289,10 @@ def _check_policy(manifest: Manifest, config: Any, directory: Path | str) -> Non
 
 
 def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Retained:
-    """Which values a cache holds, as the adapter takes them.
+    """The retained values of a cache, in the adapter's terms.
 
     Raises:
-        CraftError: These are none of the policy's, or its columns hold others.
+        CraftError: They do not fit the policy, or the columns hold other values.
     """
     values = manifest.values
     if manifest.kind == "memory":
@@ -310,7 +308,7 @@ def retained_of(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> Reta
 
 
 def _missing_inputs(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> list[str]:
-    """What the policy reads and the cache has not; some cameras may lack where the policy masks them."""
+    """Inputs that the policy reads and the cache lacks; cameras may be missing if the policy masks them."""
     wanted = {name: feature for name, feature in policy.config.input_features.items() if "empty_camera" not in name}
     missing = [name for name in wanted if name not in manifest.input_features]
     cameras = {name for name, feature in wanted.items() if feature.type.value == "VISUAL"}
@@ -318,7 +316,7 @@ def _missing_inputs(manifest: Manifest, adapter: PolicyAdapter, policy: Any) -> 
 
 
 def _missing_columns(columns: Mapping[str, ColumnSpec], adapter: PolicyAdapter, retained: Retained) -> Iterator[str]:
-    """Columns that `Retained` asks for and the cache has not, or not with as many draws or layers."""
+    """Columns that `Retained` needs and the cache lacks, or has with other draws or layers."""
     logits = adapter.output_kind == "logits"
     wanted = retained.needed(adapter, columns)
     if retained.needs_fixed and logits:

@@ -1,4 +1,4 @@
-"""States that a plan needs before its anchors can be asked: where walks lead, and what an old frame's mate shows."""
+"""States that a plan needs before the teacher can be asked: the states along walks, and those of old frames' mates."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from lerobot_craft.teacher.load import Teacher
 
 
 def make_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[Any], batch_size: int) -> MadeStates:
-    """Walk the plan's walks (`walked_states` says with what) and read the states of its mates."""
+    """Walk the plan's walks (see `walked_states`) and read the states of its mates."""
     walked = walked_states(plan, teacher, policy, datasets, batch_size)
     return MadeStates(walked, _mates(plan, datasets))
 

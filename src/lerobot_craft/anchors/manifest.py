@@ -1,6 +1,6 @@
-"""The manifest: everything a cache or a memory says about itself, and whether that can be believed.
+"""The manifest: what a cache or a memory says about itself, and checks of these claims.
 
-It holds no time and no name of a machine: the same inputs give the same bytes.
+It contains no time and no machine name: the same inputs give the same bytes.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ FLOAT_NAMES = frozenset(
 
 @dataclass(frozen=True)
 class DatasetRecord:
-    """A dataset that frames were taken from, and which."""
+    """A dataset that frames were taken from, with its identity."""
 
     repo_id: str
     revision: str | None
@@ -50,7 +50,7 @@ class DatasetRecord:
 
 @dataclass(frozen=True)
 class InputFeature:
-    """How an observation is stored: images as `png` (uint8, lossless), all else `raw`; `shape` is one anchor's."""
+    """How an observation is stored: images as `png` (uint8, lossless), the rest as `raw`; `shape` is per anchor."""
 
     codec: Literal["png", "raw"]
     shape: list[int]
@@ -58,7 +58,7 @@ class InputFeature:
 
 @dataclass(frozen=True)
 class Scale:
-    """What the drift of an instruction is measured against: the value per loss type, and from how many anchors."""
+    """The unit of an instruction's drift: a value per loss type, and the number of anchors it was measured on."""
 
     source: Literal["demonstrations", "self", "spread"]
     n: int
@@ -67,7 +67,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class SourceNote:
-    """What a memory says of a dataset beside its `DatasetRecord`: how its frames came about, and frames per second."""
+    """A memory's note on one dataset, beside its `DatasetRecord`: how frames were made, and frames per second."""
 
     kind: Literal["demonstrations", "rollouts", "training"]
     fps: float
@@ -75,35 +75,34 @@ class SourceNote:
 
 @dataclass(frozen=True)
 class _MemoryValues:
-    """`Manifest.values` of a memory: one note for each dataset."""
+    """`Manifest.values` of a memory: one note per dataset."""
 
     sources: list[SourceNote]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a cache holds and where it came from; or a memory, which is a cache without a teacher's values.
+    """Content and origin of a cache, or of a memory, which is a cache without teacher values.
 
     Attributes:
-        kind: what of the teacher is kept, by the name of its retention mode. `memory`: nothing of any teacher;
-            observations, instructions and executed actions only.
+        kind: Name of the retention mode; `memory`: observations, instructions and executed actions only.
         policy_type: lerobot's name of the policy.
-        teacher: fingerprints by part, e.g. `weights`, `stats`, `tokenizers`.
-        values: how the teacher's values were taken (layers, pooling, top_k, ...), as JSON.
-        dtype: of the teacher's values.
-        autocast: the dtype the teacher computed in, or None where it was not changed.
-        anchor_source: frames of the old datasets, cross pairs of new frames and old instructions, or both.
-        inputs: whether observations are in the cache or are read from the datasets.
-        input_features: how each observation is stored.
-        datasets: where frames came from.
-        instructions: the old instructions; anchors refer to them by position.
-        counts: anchors per instruction.
-        scales: per instruction.
-        seed: of the choice of anchors.
-        num_anchors: rows of all shards.
-        columns: what the shards hold.
-        shards: in order; all but the last have the same number of rows.
-        schema: version of this format.
+        teacher: Fingerprints by part, e.g. `weights`, `stats`, `tokenizers`.
+        values: How the teacher's values were taken (layers, pooling, top_k, ...), as JSON.
+        dtype: Dtype of the teacher's values.
+        autocast: Autocast dtype of the teacher; None: no autocast.
+        anchor_source: Frames of the old datasets, cross pairs of new frames and old instructions, or both.
+        inputs: Whether observations are in the cache or read from the datasets.
+        input_features: How each observation is stored.
+        datasets: Where frames came from.
+        instructions: The old instructions; anchors refer to them by position.
+        counts: Anchors per instruction.
+        scales: One per instruction.
+        seed: Seed of the choice of anchors.
+        num_anchors: Rows in all shards.
+        columns: Content of the shards.
+        shards: In order; all but the last have the same number of rows.
+        schema: Version of this format.
     """
 
     SCHEMA: ClassVar[int] = 1
@@ -128,7 +127,7 @@ class Manifest:
     schema: int = SCHEMA
 
     def to_bytes(self) -> bytes:
-        """The bytes of `manifest.json`; content that could not be read back is a ValueError."""
+        """The bytes of `manifest.json`. Raises an error if the content would not survive reading back."""
         data = to_json(self)
         if Manifest.from_bytes(data) != self:
             raise StrictJSONError("the manifest holds values that JSON does not keep, such as tuples")
@@ -136,7 +135,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Manifest":
-        """Reads and checks the content of `manifest.json`; a StrictJSONError names the field that is wrong."""
+        """Parse and check `manifest.json`; a StrictJSONError names the wrong field."""
         content = parse_object(data)
         schema = content.get("schema")
         if type(schema) is not int:
@@ -154,9 +153,9 @@ class Manifest:
         return manifest
 
     def save(self, directory: Path) -> None:
-        """Finishes a cache: from the moment that `manifest.json` is there, it is complete.
+        """Finish a cache: it is complete once `manifest.json` exists.
 
-        The files of the build are then removed: the manifest has it all.
+        Build files are then removed, because the manifest contains their information.
         """
         path = directory / MANIFEST_FILE
         data = self.to_bytes()
@@ -165,14 +164,14 @@ class Manifest:
         self.clear_build(directory)
 
     def clear_build(self, directory: Path) -> None:
-        """Removes `build.json` and the shards' checksum files, also of a build that was killed right before this."""
+        """Remove `build.json` and the shards' checksum files, including those left by a killed build."""
         for leftover in (directory / BUILD_FILE, *(checksum_path(directory / shard.file) for shard in self.shards)):
             with plain_errors(leftover):
                 leftover.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, directory: Path) -> "Manifest":
-        """Reads the manifest of a finished cache, after comparing it with its checksum."""
+        """Read the manifest of a finished cache after checking its checksum."""
         path = directory / MANIFEST_FILE
         _require_finished(directory)
         data = read_bytes(path)
@@ -188,7 +187,7 @@ class Manifest:
 
 
 def remedy(directory: Path) -> str:
-    """What to do about a damaged cache or memory; they are told apart by the name of their folder."""
+    """How to fix a damaged cache or memory; the folder's name tells which it is."""
     if directory.name.startswith(MEMORY_FOLDER):
         return (
             "Copy the checkpoint again; or remove this folder and make the memory again with "
@@ -214,7 +213,7 @@ def _require_finished(directory: Path) -> None:
 
 
 def _problems(manifest: Manifest) -> list[str]:
-    """What contradicts itself in a manifest whose types are right, each beginning with the field."""
+    """Contradictions in a manifest whose types are right; each begins with the field."""
     return [
         *_shard_problems(manifest),
         *_instruction_problems(manifest),
@@ -228,7 +227,7 @@ def _shard_problems(manifest: Manifest) -> list[str]:
     found = []
     shards = manifest.shards
     for i, shard in enumerate(shards):
-        # Also keeps paths out: a manifest must not make us read elsewhere.
+        # Also rejects paths: a manifest must not make us read elsewhere.
         if shard.file != shard_name(i):
             found.append(f"shards[{i}].file: expected {shard_name(i)}, got {shard.file!r:.80}")
         if not _SHA256.fullmatch(shard.sha256):
@@ -248,7 +247,7 @@ def _instruction_problems(manifest: Manifest) -> list[str]:
     found = []
     for name, items in (("counts", manifest.counts), ("scales", manifest.scales)):
         if name == "scales" and manifest.kind == "memory":
-            continue  # no teacher, no unit
+            continue  # a memory has no teacher, so no unit
         if len(items) != len(manifest.instructions):
             found.append(f"{name}: {len(items)} for {len(manifest.instructions)} instructions")
     if min(manifest.counts, default=0) < 0 or sum(manifest.counts) != manifest.num_anchors:
@@ -300,7 +299,7 @@ def _value_problems(manifest: Manifest) -> list[str]:
 
 
 def _memory_problems(manifest: Manifest) -> list[str]:
-    """What a memory must not say: values of a teacher, or where its datasets lie on somebody's machine."""
+    """Claims that a memory must not make: teacher values, or dataset paths on somebody's machine."""
     found = [
         f"{name}: a memory has none"
         for name, content in (("teacher", manifest.teacher), ("scales", manifest.scales))
@@ -325,5 +324,5 @@ def _memory_problems(manifest: Manifest) -> list[str]:
 
 
 def source_notes(manifest: Manifest) -> list[SourceNote]:
-    """What a memory says of its datasets, one note each."""
+    """A memory's notes on its datasets, one each."""
     return decode(_MemoryValues, manifest.values, "values").sources

@@ -1,8 +1,8 @@
 """How the robot's own state follows its actions, learned from the new task's demonstrations.
 
-A least-squares model: s[t+h] - s[t] = W [a[t], ..., a[t+h-1], s[t], 1]. Joint and gripper positions are
-nearly linear in the commands over one chunk; where an object will be is not, and is not asked: a dimension that does
-not move while an episode begins (nothing has been touched yet) is not the robot's.
+A least-squares model: s[t+h] - s[t] = W [a[t], ..., a[t+h-1], s[t], 1]. Joint and gripper positions are nearly linear
+in the commands over one chunk; object positions are not, and are not modeled. A dimension that does not move at the
+start of an episode, when nothing has been touched, is not the robot's.
 """
 
 import math
@@ -18,10 +18,10 @@ from lerobot_craft.errors import CraftError
 type Floats = npt.NDArray[np.float64]
 type Ints = npt.NDArray[np.int64]
 
-_RIDGE = 1e-3  # of the features' own scale: enough where actions of a chunk repeat each other
-_STANDS = 0.02  # of its standard deviation: what moves less while an episode begins is not the robot's own
-_FOLLOWS = 0.6  # explained share of the movement, on episodes that were not fitted; from there on a dimension is driven
-_BETTER = 0.02  # by which the state must explain more than the actions alone
+_RIDGE = 1e-3  # relative to the features' scale; enough if the actions of a chunk repeat
+_STANDS = 0.02  # of its standard deviation: a dimension that moves less at an episode's start is not the robot's own
+_FOLLOWS = 0.6  # minimum explained share of the movement, on held-out episodes, for a driven dimension
+_BETTER = 0.02  # the state is used if it explains this much more than the actions alone
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Motion:
     """The fitted model.
 
     Attributes:
-        weights: [h * A + S + 1, S]; zero where a dimension is not driven.
+        weights: [h * A + S + 1, S]; zero for dimensions that are not driven.
         driven: bool [S], dimensions of the state that follow the actions.
     """
 
@@ -37,18 +37,18 @@ class Motion:
     driven: Tensor
 
     def after(self, states: Tensor, actions: Tensor) -> Tensor:
-        """States [B, S] after the chunk of actions [B, h, A] was executed."""
+        """States [B, S] after executing a chunk of actions [B, h, A]."""
         return states + _features(actions, states * self.driven) @ self.weights
 
 
 def fit_motion(states: Tensor, actions: Tensor, episode: Ints, horizon: int) -> Motion:
-    """The motion model of a dataset's frames, in their order.
+    """Fit the motion model to a dataset's frames, in order.
 
     Args:
         states: [N, S].
         actions: [N, A], as recorded.
-        episode: [N], which episode each frame is of.
-        horizon: h, actions that are executed before the state is looked at again.
+        episode: [N], the episode of each frame.
+        horizon: h, actions executed between two looks at the state.
 
     Raises:
         CraftError: No episode is as long as a chunk, or no dimension of the state follows the actions.
@@ -65,11 +65,11 @@ def fit_motion(states: Tensor, actions: Tensor, episode: Ints, horizon: int) -> 
     begins = torch.from_numpy(np.r_[True, episode[starts][1:] != episode[starts][:-1]])
     moves = moved[begins].square().mean(dim=0).sqrt() > _STANDS * here.std(dim=0)
     unseen = torch.from_numpy(episode[starts] % 5 == 4)
-    if unseen.all() or not unseen.any():  # too few episodes to keep some apart
+    if unseen.all() or not unseen.any():  # too few episodes to hold some out
         unseen = torch.zeros_like(unseen)
     fitted, judged = ~unseen, unseen if unseen.any() else ~unseen
     best, weights, driven = -math.inf, torch.empty(0), torch.zeros_like(moves)
-    # The state helps where actions are absolute targets and misleads elsewhere: unseen episodes say which.
+    # The state helps if actions are absolute targets and misleads otherwise. Held-out episodes decide.
     for state in (here * 0, here * moves):
         features = _features(chunks, state)
         candidate = _least_squares(features[fitted], moved[fitted])
@@ -85,14 +85,14 @@ def fit_motion(states: Tensor, actions: Tensor, episode: Ints, horizon: int) -> 
 
 
 def _starts(episode: Ints, horizon: int) -> Ints:
-    """Frames after which their episode goes on for a whole chunk."""
+    """Frames followed by a whole chunk within their episode."""
     rows = np.arange(max(0, len(episode) - horizon))
     starts: Ints = rows[episode[rows] == episode[rows + horizon]]
     return starts
 
 
 def _features(actions: Tensor, states: Tensor) -> Tensor:
-    """[B, h * A + S + 1]."""
+    """Regression features: actions, states, 1; [B, h * A + S + 1]."""
     ones = torch.ones(len(states), 1, dtype=states.dtype)
     return torch.cat([actions.flatten(start_dim=1).to(states.dtype), states, ones], dim=1)
 
@@ -105,5 +105,5 @@ def _least_squares(features: Tensor, moved: Tensor) -> Tensor:
 
 
 def _explained(predicted: Tensor, moved: Tensor) -> Tensor:
-    """Share of the movement that is predicted, per dimension [S]; at most 1."""
+    """Explained share of the movement per dimension, [S]; at most 1."""
     return 1 - (moved - predicted).square().sum(dim=0) / moved.square().sum(dim=0).clamp_min(1e-30)

@@ -11,11 +11,11 @@ from torch import Tensor
 
 
 class Visit(NamedTuple):
-    """The anchors that one rank takes at one step."""
+    """The anchors of one rank at one step."""
 
     indices: Tensor  # int64 [B]
-    passes: Tensor  # int64 [B]: how often all anchors of the same origin had come before
-    places: Tensor  # int64 [B]: the place of each in the step as one process would take it
+    passes: Tensor  # int64 [B]: how often all anchors of the same origin came before
+    places: Tensor  # int64 [B]: each anchor's position in the step of all ranks together
 
 
 def visit(
@@ -27,24 +27,22 @@ def visit(
     world_size: int = 1,
     most: float | None = None,
 ) -> Visit:
-    """Which anchors this rank takes at this step: as many of each origin, however many anchors each has.
+    """Which anchors a rank takes at a step: the same number from each origin, however many anchors each has.
 
-    Twenty old frames beside a thousand cross anchors fill half of every batch; in one common permutation a batch of
-    sixteen would hold one of them in three steps. Where each visit of an anchor is like the one before, `most` keeps a
-    few of them from taking the place of many.
+    Twenty old frames next to a thousand cross anchors fill half of every batch. `most` limits how often a few anchors
+    are repeated, for policies to which every visit of an anchor is the same.
 
-    The step is that of one process with the batches of all ranks, and the ranks deal it out among them, so that it is
-    the same step however many share it. Each has its part of every origin that has a place for each.
+    The ranks split the step that one process with their combined batch would take, so the step does not depend on the
+    number of ranks. Every rank gets a share of each origin that has enough slots for all ranks.
 
     Args:
         origins: Indices of the anchors of each origin.
         batch_size: Anchors of this rank.
-        seed: Of the order.
+        seed: Seed of the order.
         step: Anchor steps so far.
         rank: This process.
-        world_size: All processes.
-        most: How many times as often as the others an anchor of the rarer origin may come, beyond the one place that
-            it always has; None: however often.
+        world_size: Number of processes.
+        most: Anchors of the rarer origin come at most `most` times as often, but once per step; None: no limit.
     """
     together = batch_size * world_size
     if together < len(origins):
@@ -60,7 +58,7 @@ def visit(
 
 
 def _shares(sizes: Sequence[int], places: int, most: float | None) -> list[int]:
-    """Places of each origin in a step, at least one."""
+    """Slots of each origin in a step, at least one."""
     shares = [places // len(sizes) + (number < places % len(sizes)) for number in range(len(sizes))]
     if most is None or len(sizes) == 1:
         return shares
@@ -72,23 +70,22 @@ def _shares(sizes: Sequence[int], places: int, most: float | None) -> list[int]:
 
 
 def by_origin(cross: Tensor) -> list[Tensor]:
-    """Anchors of old frames, and those of new frames under old instructions: those of the two that there are."""
+    """Split anchors into old frames and cross anchors; empty groups are left out."""
     return [rows for kind in (False, True) if len(rows := (cross.bool() == kind).nonzero().squeeze(1))]
 
 
 def without(origins: Sequence[Tensor], rows: Tensor) -> list[Tensor]:
-    """The same origins, without some of their anchors."""
+    """The same origins without the given anchors."""
     return [anchors[~torch.isin(anchors, rows)] for anchors in origins]
 
 
 def batch_indices(
     num_anchors: int, batch_size: int, seed: int, step: int, rank: int = 0, world_size: int = 1
 ) -> Tensor:
-    """Which anchors this rank takes at this step, int64 [batch_size].
+    """Which anchors a rank takes at a step, int64 [batch_size].
 
-    The endless stream of anchors is one permutation after the other. A step takes the next `batch_size * world_size`
-    of it, and each rank its part. Every anchor comes once per permutation, and no anchor comes twice in a step unless
-    there are fewer anchors than a step takes.
+    The stream of anchors is a sequence of permutations. Each step takes the next `batch_size * world_size` entries, and
+    each rank a part of them. No anchor comes twice in a step unless there are fewer anchors than it needs.
     """
     if num_anchors < 1 or batch_size < 1 or step < 0 or not 0 <= rank < world_size:
         raise ValueError(f"no batch of {batch_size} from {num_anchors} anchors at {step=}, {rank=}, {world_size=}")
@@ -104,7 +101,7 @@ def batch_indices(
 
 
 def _permutation(num_anchors: int, seed: int, epoch: int) -> Tensor:
-    # Hashed, so that neighbouring seeds and epochs (1, 2) and (2, 1) have nothing in common.
+    # Hashed, so that neighboring seeds and epochs such as (1, 2) and (2, 1) are unrelated.
     digest = hashlib.sha256(f"anchors {seed} {epoch}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
     return torch.randperm(num_anchors, generator=generator)
@@ -112,22 +109,22 @@ def _permutation(num_anchors: int, seed: int, epoch: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _epoch_order(num_anchors: int, global_batch: int, seed: int, epoch: int) -> Tensor:
-    """Permutation of one epoch whose head shares no anchor with the tail of the last one in the same step."""
+    """An epoch's permutation. Its head shares no anchor with the last epoch's tail in the same step."""
     if num_anchors < 2 * global_batch:
-        # Too few anchors to keep head and tail apart. One permutation over and over never repeats within a step
-        # either, so a new one begins only where an epoch and a step begin together.
+        # Too few anchors to separate head and tail. Repeating one permutation is safe within a step; start a new one
+        # only where an epoch and a step start together.
         period = global_batch // math.gcd(num_anchors, global_batch)
         return _permutation(num_anchors, seed, epoch - epoch % period)
     order = _permutation(num_anchors, seed, epoch)
-    in_tail = epoch * num_anchors % global_batch  # entries of the last epoch in the step that we share with it
+    in_tail = epoch * num_anchors % global_batch  # entries of the last epoch in the step that both share
     if in_tail == 0:
         return order
     head = global_batch - in_tail
     tail = _permutation(num_anchors, seed, epoch - 1)[num_anchors - in_tail :]
     clashes = torch.isin(order, tail)
     misplaced = clashes[:head].nonzero().squeeze(1)
-    # With two steps' worth of anchors the first free places lie before this epoch's own tail. The tail stays as drawn,
-    # so the next epoch need not know how this one was mended.
+    # With at least two steps of anchors, the first free places lie before this epoch's own tail. The tail stays as
+    # drawn, so the next epoch need not know about these swaps.
     free = (~clashes[head:]).nonzero().squeeze(1)[: len(misplaced)] + head
     order[misplaced], order[free] = order[free], order[misplaced]
     return order

@@ -1,7 +1,6 @@
-"""The plan of a cache: which frame meets which instruction, decided before anything is read.
+"""The plan of a cache: which frame is paired with which instruction, decided before anything is read.
 
-A plan depends on the options, the seed and the datasets' metadata only, so a build that was interrupted goes on where
-it stopped: anchor i of the same plan is the same anchor.
+A plan depends only on options, seed and the datasets' metadata, so an interrupted build resumes with the same anchors.
 """
 
 import hashlib
@@ -23,22 +22,22 @@ type AnchorSource = Literal["dataset", "cross", "both"]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """An ordered list of anchors as columns: anchor i is row i of each. Any beginning is spread over instructions."""
+    """An ordered list of anchors as columns: anchor i is row i of each. Any prefix is spread over instructions."""
 
     source: AnchorSource
     seed: int
-    requested: int  # how many anchors were asked for; there are fewer when the datasets have fewer frames
+    requested: int  # anchors asked for; there are fewer if the datasets have fewer frames
     instructions: tuple[str, ...]  # the old ones
-    first_new: int  # datasets from this number on are of the new task
-    dataset: npt.NDArray[np.int64]  # which dataset: the old ones in their order, then the new ones
+    first_new: int  # datasets from this number on belong to the new task
+    dataset: npt.NDArray[np.int64]  # index of the dataset: old ones first, then new ones
     frame: npt.NDArray[np.int64]  # row of that dataset's FrameTable
     instruction: npt.NDArray[np.int64]  # index into `instructions`
-    cross: npt.NDArray[np.bool_]  # made: no frame of an old dataset as it is, but an old instruction somewhere else
+    cross: npt.NDArray[np.bool_]  # True unless the anchor is an unchanged frame of an old dataset
     drawn: npt.NDArray[np.bool_]  # the state is drawn from the teacher's statistics
     jitter: npt.NDArray[np.float64]  # in standard deviations; 0 leaves the state as it is
-    walk: npt.NDArray[np.int64]  # which walk of the teacher the state lies on; -1: on none
-    walk_step: npt.NDArray[np.int64]  # and where on it; 0 is the start
-    mate: npt.NDArray[np.int64]  # frame of the same dataset towards which the state is moved; -1: none
+    walk: npt.NDArray[np.int64]  # index of the teacher's walk that the state lies on; -1: none
+    walk_step: npt.NDArray[np.int64]  # position on the walk; 0 is the start
+    mate: npt.NDArray[np.int64]  # frame of the same dataset toward which the state is moved; -1: none
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -48,13 +47,13 @@ class Plan:
         return [int(count) for count in np.bincount(self.instruction, minlength=len(self.instructions))]
 
     def digest(self) -> str:
-        """SHA-256 of all that the plan says; equal for equal plans on every machine."""
+        """SHA-256 of the whole plan; equal plans have equal digests on every machine."""
         head = [self.source, self.seed, self.requested, self.instructions]
         digest = hashlib.sha256(json.dumps(head).encode())
         for column in (self.dataset, self.frame, self.instruction, self.cross, self.drawn):
             digest.update(column.astype("<i8").tobytes())
         digest.update(self.jitter.astype("<f8").tobytes())
-        if self.num_walks:  # as before there were walks, where there are none
+        if self.num_walks:  # plans without walks keep the digest of older versions
             digest.update(np.stack([self.walk, self.walk_step]).astype("<i8").tobytes())
         if self.has_mates:
             digest.update(self.mate.astype("<i8").tobytes())
@@ -67,22 +66,22 @@ class Plan:
 
     @property
     def num_walks(self) -> int:
-        """Walks of the teacher among the cross anchors."""
+        """Number of the teacher's walks."""
         return int(self.walk.max(initial=-1)) + 1
 
     @property
     def walk_steps(self) -> int:
-        """Anchors of a walk."""
+        """Anchors per walk."""
         return int(self.walk_step.max(initial=0)) + 1
 
     def alike(self, rows: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
-        """Places in `rows` that make one batch: of one dataset, its frames as they are or changed ones, not both."""
+        """Split `rows` into groups (positions in `rows`) that can share a batch: one dataset, all cross or none."""
         kinds = self.dataset[rows] * 2 + self.cross[rows]
         for kind in np.unique(kinds):
             yield np.flatnonzero(kinds == kind)
 
     def walk_starts(self) -> npt.NDArray[np.int64]:
-        """The anchor at which each walk begins."""
+        """The first anchor of each walk."""
         first = np.flatnonzero((self.walk >= 0) & (self.walk_step == 0))
         return first[np.argsort(self.walk[first])]
 
@@ -102,24 +101,24 @@ def make_plan(
     draw_from_old: bool = False,
     first: int = 0,
 ) -> Plan:
-    """The anchors of a cache, evenly over the old instructions.
+    """Plan the anchors of a cache, evenly over the old instructions.
 
     Args:
-        source: `dataset`: frames of the old datasets under their own instructions. `cross`: frames of the new datasets,
-            each old instruction getting the same spread of them. `both`: half and half, or `old_frames` of the first.
-        num_samples: Anchors in all.
-        seed: Of every choice.
+        source: `dataset`: frames of the old datasets under their own instructions. `cross`: frames of the new datasets;
+            each old instruction gets the same spread of them. `both`: half and half, or `old_frames` of the first.
+        num_samples: Total number of anchors.
+        seed: Seed of every choice.
         old: Datasets of the tasks to keep.
         new: Datasets of the task to learn.
-        old_instructions: What to keep; None means all instructions of the old datasets.
+        old_instructions: What to keep; None: all instructions of the old datasets.
         drawn_states: Share of the cross anchors whose state is drawn from the teacher's statistics.
         state_jitter: Noise on the states of the other cross anchors, in standard deviations.
-        old_frames: For `both`: how many of the anchors are frames of the old datasets; None means half.
-        walked_states: Share of the cross anchors that lie on walks of the teacher, at least one walk each instruction.
-        walk_length: Anchors of a walk.
-        draw_from_old: For `both`: what would be drawn from the statistics lies between two old frames instead, or on a
-            walk that begins at one.
-        first: Old datasets that are taken whole before others give frames: a memory, which is small.
+        old_frames: For `both`: number of anchors that are old frames; None: half.
+        walked_states: Share of the cross anchors that lie on the teacher's walks, at least one walk per instruction.
+        walk_length: Anchors per walk.
+        draw_from_old: For `both`: instead of drawing states from the statistics, place them between two old frames or
+            on a walk from one.
+        first: Number of old datasets whose frames are all used before others give any: a memory, which is small.
 
     Raises:
         CraftError: The options contradict each other or the datasets.
@@ -138,7 +137,7 @@ def make_plan(
         walking = Walking(walked_states, walk_length)
         parts.append(cross_anchors(new, len(old), len(keep), from_new, drawn_states, state_jitter, walking, seed, near))
     anchors = np.concatenate(parts)
-    # One group per instruction and origin, so that any beginning of the plan is a smaller plan of the same kind.
+    # One group per instruction and origin, so that any prefix of the plan is a smaller plan of the same kind.
     groups = np.unique(anchors["instruction"] * 2 + anchors["cross"], return_inverse=True)[1]
     anchors = anchors[spread(groups, np.random.default_rng([seed, ROWS]))]
     plan = Plan(
@@ -149,7 +148,7 @@ def make_plan(
 
 
 def parse_old_instructions(text: str) -> list[str]:
-    """Instructions from a file with one per line if there is such a file, else from the text: its lines, or at `;`."""
+    """Instructions from a file, one per line, if `text` is a path; else from the text, split at lines or `;`."""
     try:
         file = Path(text) if Path(text).is_file() else None
     except (OSError, ValueError):  # too long to be a path
@@ -190,12 +189,12 @@ def _old_instructions(source: AnchorSource, old: Sequence[Source], given: Sequen
 
 
 def plain(instruction: str) -> str:
-    """An instruction without what does not change its meaning: case, spaces, the full stop."""
+    """An instruction normalized for comparison: lower case, single spaces, no final punctuation."""
     return " ".join(instruction.casefold().split()).rstrip(".! ")
 
 
 def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
-    """Cross anchors of the new task's own instruction would hold it at what the teacher did, against the task loss."""
+    """Refuse a new task among the old instructions: its cross anchors would work against the task loss."""
     learned = present(new)
     if not learned:
         raise CraftError(
@@ -241,7 +240,7 @@ def _check_old_frames(source: str, num_samples: int, old_frames: int | None) -> 
 
 
 def _check_counts(plan: Plan) -> None:
-    """An old task without anchors would be lost without a word."""
+    """Refuse a plan that leaves an old task without anchors: it would be lost silently."""
     bare = [instruction for instruction, count in zip(plan.instructions, plan.counts(), strict=True) if count == 0]
     if bare:
         needed = len(plan.instructions) * (2 if plan.source == "both" else 1)

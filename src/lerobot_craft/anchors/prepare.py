@@ -1,4 +1,4 @@
-"""From what a user typed to a job: load the teacher, open the datasets, choose the anchors, refuse what cannot work."""
+"""From the user's configuration to a job: open the datasets, choose the anchors, refuse what cannot work."""
 
 import logging
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class OldFrames:
-    """Old frames that are at hand, beside the datasets that the flags name: those of a memory.
+    """Old frames from a memory, in addition to the datasets that the flags name.
 
     Attributes:
-        opened: The frames; all of them become anchors before datasets give any. None: only the instructions are known.
-        instructions: What to keep. It may name tasks that have no frame here, and leave out some that have.
+        opened: The frames; all become anchors before datasets give any. None: only the instructions are known.
+        instructions: What to keep. May include tasks without frames here, and omit some that have them.
     """
 
     opened: OpenDataset | None
@@ -39,7 +39,7 @@ class OldFrames:
 
 
 def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = None) -> Job:
-    """The job that a configuration describes for a teacher, with old frames of a memory if there is one."""
+    """The job that a configuration describes for a teacher, with a memory's old frames if given."""
     adapter = adapter_for(teacher.config)
     opened = None if memory is None else memory.opened
     config = replace(config, anchor_source=config.source(adapter.reads_instruction, opened is not None))
@@ -49,7 +49,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
             f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
             "use --anchor_source=dataset with a dataset of the old tasks"
         )
-    # Cross anchors need no frame of the old tasks, only what they are called.
+    # Cross anchors need the old tasks' instructions, not their frames.
     old = [] if config.anchor_source == "cross" else _open(config.dataset, "dataset", teacher)
     if opened is not None and config.anchor_source != "cross":
         old = [opened, *old]
@@ -82,7 +82,7 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
 
 
 def _fewer(plan: Plan) -> str:
-    """How many anchors there are instead of those that were asked for, and what bounds them."""
+    """A message on how many anchors there are instead of those asked for, and why."""
     origin = plan.dataset * (1 + int(plan.frame.max())) + plan.frame  # one number per frame
     made, old = int(plan.cross.sum()), int((~plan.cross).sum())
     parts = [f"{old} old frames"] if old else []
@@ -93,13 +93,13 @@ def _fewer(plan: Plan) -> str:
 
 
 def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:
-    """Chunks of a walk: as many as a middling episode of the new data has, at least two."""
+    """Chunks per walk: as many as a median episode of the new data has, at least two."""
     lengths = [length for opened in new for length in opened.dataset.meta.episodes["length"]]
     return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
 
 
 def old_instructions(config: BuildConfig) -> list[str]:
-    """What to keep: as given, or as the old datasets' metadata say."""
+    """The instructions to keep: given by the user, or read from the old datasets' metadata."""
     if config.old_instructions is not None:
         return parse_old_instructions(config.old_instructions)
     metadata = [open_metadata(*address, config.dataset.revision) for address in config.dataset.addresses("dataset")]
@@ -107,7 +107,7 @@ def old_instructions(config: BuildConfig) -> list[str]:
 
 
 def _instructions_to_keep(config: BuildConfig) -> list[str] | None:
-    """The same, but where there are old frames and no list (None): what has frames."""
+    """Like `old_instructions`, or None to keep whatever has frames."""
     if config.old_instructions is None and config.anchor_source != "cross":
         return None
     return old_instructions(config) or None
@@ -126,7 +126,7 @@ def _source(opened: OpenDataset) -> tuple[Any, Sequence[str]]:
 
 
 def _check_features(adapter: PolicyAdapter, teacher: Teacher, opened: OpenDataset) -> None:
-    """Every observation that the policy reads is in the dataset; cameras may lack where the policy masks them."""
+    """Check that the dataset has every observation the policy reads; some cameras may be missing if it masks them."""
     masked = require_features(
         teacher.config,
         opened.dataset.meta.features,

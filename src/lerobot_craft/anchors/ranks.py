@@ -1,4 +1,4 @@
-"""The processes that `accelerate launch` started together, or this one alone."""
+"""The processes that `accelerate launch` started, or a single process."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from lerobot_craft.lerobot_api.training import RANKS_WAIT, several_processes
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among its peers."""
+    """This process and the number of processes."""
 
     rank: int = 0
     world_size: int = 1
 
     @classmethod
     def joined(cls, *, cpu: bool) -> "Ranks":
-        """Join the peers, if there are any."""
+        """Join the other processes, if there are any."""
         if not several_processes():
             return cls()
         from accelerate import PartialState
@@ -24,11 +24,11 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process writes what there is only one of."""
+        """Whether this process writes the shared files."""
         return self.rank == 0
 
     def wait(self) -> None:
-        """Until every peer is here."""
+        """Wait for all processes."""
         if self.world_size > 1:
             from accelerate import PartialState
 

@@ -1,6 +1,6 @@
-"""What a user asks a cache to be, and the exact recipe that makes it so.
+"""The configuration of a cache, and the recipe that identifies its content.
 
-Two builds with the same recipe give the same bytes, whatever ran them and however often they were interrupted.
+Two builds with the same recipe give the same bytes, on any machine and after any number of interruptions.
 """
 
 import hashlib
@@ -16,10 +16,11 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter
 
 _SEVERAL = "-2,-1"
-# A token policy says the same at every visit of an anchor and learns few by heart; the others are asked under several
-# draws of noise (decision 0017).
+# Token policies answer the same at every visit of an anchor and overfit to a few, so they need more anchors; other
+# policies are asked under several noise draws (decision 0017).
 _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
-# For the same reason its few old frames do not fill half of every batch: visits of one, for each of a cross anchor.
+# For the same reason a few old frames do not fill half of a token policy's batches: visits per old frame, per visit of
+# a cross anchor.
 _VISITS_OF_TOKENS = 8
 _AUTO = "auto"
 DRAW_FROM = (_AUTO, "old_frames", "statistics")
@@ -37,7 +38,7 @@ class DatasetFlags:
     revision: str | None = None
 
     def addresses(self, flag: str) -> list[tuple[str, str | None]]:
-        """(repo_id, root) of each."""
+        """(repo_id, root) of each dataset."""
         names = [name.strip() for name in self.repo_id.split(",") if name.strip()]
         roots: list[str | None] = [root.strip() for root in self.root.split(",") if root.strip()]
         if roots and len(roots) != len(names):
@@ -49,7 +50,7 @@ class DatasetFlags:
 
 
 def resolve_source(asked: str, *, old: bool, new: bool) -> str:
-    """What `auto` stands for: everything that is there of old frames, and of new ones for old instructions."""
+    """Resolve `auto`: use old frames if there are any, and new frames under old instructions if there are any."""
     if asked != _AUTO:
         return asked
     if not new:
@@ -58,26 +59,26 @@ def resolve_source(asked: str, *, old: bool, new: bool) -> str:
 
 
 def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapter) -> int:
-    """How many anchors a policy gets: as many as were asked for, or (None) as many as it needs beside `old_frames`."""
+    """Number of anchors: as asked for, or (None) the policy's default plus `old_frames`."""
     if asked is not None:
         return asked
     return (_ANCHORS_OF_TOKENS if adapter.output_kind == "logits" else _ANCHORS) + (old_frames or 0)
 
 
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
-    """Draws of an anchor: as many as were asked for, or (None) no more than a training of so many visits makes."""
+    """Draws per anchor: as asked for, or (None) at most the number of visits that training makes."""
     return asked or min(BuildConfig.num_draws, max(1, visits // anchors))
 
 
 def most_visits(adapter: PolicyAdapter) -> float | None:
-    """How many times as often as other anchors one of a few old frames may be visited; None: however often."""
+    """How often a rare anchor may be visited, relative to the others; None: no limit."""
     return _VISITS_OF_TOKENS if adapter.output_kind == "logits" else None
 
 
 def draws_from_old(asked: str, source: str, adapter: PolicyAdapter) -> bool:
-    """Whether states that are to be drawn come from the old frames that there are; else from the statistics.
+    """Whether drawn states come from old frames instead of the statistics.
 
-    Unless told otherwise that holds for a policy that answers in tokens (decision 0029).
+    The default is True for token policies if there are old frames (decision 0029).
     """
     if asked not in DRAW_FROM:
         raise CraftError(f"--draw_from={asked} is not known. Use {', '.join(DRAW_FROM)}.")
@@ -158,7 +159,7 @@ class BuildConfig:
                 raise CraftError(f"--{flag} must be at least 1; got {getattr(self, flag)}")
 
     def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
-        """Where anchors come from, for a policy that reads instructions or does not, with or without a memory."""
+        """Where anchors come from, given whether the policy reads instructions and whether there is a memory."""
         return resolve_source(
             self.anchor_source,
             old=bool(self.dataset.repo_id) or has_memory,
@@ -166,7 +167,7 @@ class BuildConfig:
         )
 
     def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
-        """Which values to keep, with layers as the policy numbers them."""
+        """The values to keep, with layers resolved for the policy."""
         return mode_named(self.retention_mode).asked(self, adapter, policy)
 
 
@@ -176,5 +177,5 @@ def digest(recipe: dict[str, Any]) -> str:
 
 
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> Sequence[str]:
-    """Names of what differs between two recipes."""
+    """Names of the entries that differ between two recipes."""
     return sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))

@@ -1,9 +1,8 @@
 """What is retained of a policy: the contract of a retention mode. One file per mode, in `modes/` or in any package.
 
-A mode is a subclass of `Retained`, with its settings as fields. It must say what it takes from the policy (`take`). All
-else has a default that fits values at layers: how far two of them are apart (`distance`), what a cache stores
-(`columns`), which flags it reads (`asked`), what a person is told (`describe`). docs/adding-a-retention-mode.md writes
-one; `modes/registry.py` finds it.
+A mode is a subclass of `Retained`, with its settings as fields. It must define what it takes from the policy (`take`).
+Everything else has a default that fits values at layers: the distance (`distance`), what a cache stores (`columns`),
+the flags it reads (`asked`), its description (`describe`). docs/adding-a-retention-mode.md is a walkthrough.
 
 | values | columns of a cache |
 |---|---|
@@ -14,9 +13,8 @@ one; `modes/registry.py` finds it.
 | action, logits | `target` [real positions, k + 1] and `kept` [real positions, k], ragged |
 | token_ce | `teacher_ce`; the labels are the fixed tokens |
 
-and for all that need it `fixed.<name>`: noise, time or tokens under which the teacher spoke. Actions and tokens also
-have `own_error.<loss>`: how far the teacher itself was from the demonstrator, or, where nobody demonstrated, from its
-own actions.
+Modes that need it also have `fixed.<name>`: noise, time or tokens of the teacher's values. Actions and tokens also have
+`own_error.<loss>`: the teacher's distance from the demonstrator or, without one, from its own actions.
 """
 
 from abc import ABC, abstractmethod
@@ -32,15 +30,15 @@ from lerobot_craft.core import DriftKind, Pooling, drift
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import Batch, Fixed, Layer, Output, PolicyAdapter
 
-PER_TOKEN: Pooling = "none"  # noqa: S105  # no password: a pooling that keeps tokens
+PER_TOKEN: Pooling = "none"  # noqa: S105  # not a password: a pooling that keeps tokens
 FIXED = "fixed."
 OWN_ERROR = "own_error."
 _LARGEST_DRIFT = torch.finfo(torch.float32).max
-Needed = dict[str, tuple[bool, list[int]]]  # whether a column's rows differ in length, and how the shape of one begins
+Needed = dict[str, tuple[bool, list[int]]]  # per column: is it ragged, and how its shape begins
 
 
 class Compared(NamedTuple):
-    """Student beside teacher, at one layer or at the output."""
+    """Student and teacher values, at one layer or at the output."""
 
     name: str
     student: Tensor  # [B, ..., D]
@@ -50,7 +48,7 @@ class Compared(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerValues:
-    """What is read of a manifest's `values` where values at layers are kept; more is there, for people."""
+    """The entries of a manifest's `values` that are read if values at layers are kept; other entries are for people."""
 
     layers_to_save: list[str]
     layer_scales: dict[str, dict[str, float]]
@@ -61,8 +59,8 @@ class Retained(ABC):
     """Which of the policy's values are retained: a mode with its settings.
 
     Attributes:
-        layers: where values are read; none for a mode that retains what the policy puts out.
-        draws: how many (noise, time) draws are kept per anchor where the values depend on them.
+        layers: Where values are read; empty for a mode that retains the policy's output.
+        draws: Number of (noise, time) draws per anchor, if the values depend on them.
     """
 
     mode: ClassVar[str]
@@ -83,21 +81,21 @@ class Retained(ABC):
 
     @classmethod
     def asked(cls, flags: Any, adapter: PolicyAdapter, policy: Any) -> Self:
-        """What flags ask for: `flags` has the fields of `BuildConfig`."""
+        """From flags; `flags` has the fields of `BuildConfig`."""
         return cls(adapter.resolve(policy, layers_asked(flags) or "-2"))
 
     @classmethod
     def stored(cls, values: Mapping[str, Any], adapter: PolicyAdapter, policy: Any) -> Self:
-        """What a manifest's `values` say; `problems` has found nothing wrong with them."""
+        """From a manifest's `values`, already checked by `problems`."""
         return cls(adapter.resolve(policy, values["layers_to_save"]))
 
     def values(self) -> dict[str, Any]:
-        """The settings for a manifest, as JSON: `stored` reads them."""
+        """The settings for a manifest, as JSON; `stored` reads them."""
         return {"layers_to_save": [str(layer) for layer in self.layers]}
 
     @classmethod
     def problems(cls, values: Any) -> list[str]:
-        """What contradicts itself in a manifest's `values`, read as `manifest_values`; each begins with the field."""
+        """Contradictions in a manifest's `values`, decoded as `manifest_values`; each begins with the field."""
         if not values.layers_to_save or set(values.layers_to_save) != set(values.layer_scales):
             return ["values.layers_to_save: expected one or more layers, the same as in values.layer_scales"]
         return [
@@ -108,12 +106,12 @@ class Retained(ABC):
 
     @classmethod
     def describe(cls, values: Mapping[str, Any], columns: Mapping[str, ColumnSpec]) -> str:
-        """A cache of it, for a person; `values` and `columns` of the manifest."""
+        """Describe a cache for a person, from the manifest's `values` and `columns`."""
         return f"layers {', '.join(values['layers_to_save'])}"
 
     @classmethod
     def freezes_readout(cls, flags: Any, held: Callable[[], Mapping[str, Any]]) -> bool:
-        """Whether the output layer is frozen unless told otherwise; `held` gives the `values` of the cache in use."""
+        """Whether the output layer is frozen by default; `held` gives the `values` of the cache in use."""
         return False
 
     @property
@@ -122,7 +120,7 @@ class Retained(ABC):
         return any(layer.stack for layer in self.layers)
 
     def once(self) -> Self:
-        """The same with one draw."""
+        """The same with a single draw."""
         return replace(self, draws=1)
 
     def loss_types(self, adapter: PolicyAdapter) -> tuple[str, ...]:
@@ -131,13 +129,13 @@ class Retained(ABC):
 
     @abstractmethod
     def take(self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Fixed | None) -> dict[str, Output]:
-        """What is taken from the policy, teacher or student: values [B, P, D] and mask [B, P], by layer (`str(layer)`).
+        """Values [B, P, D] and mask [B, P] by layer (`str(layer)`), from teacher or student.
 
         Differentiable. `fixed` holds noise, time or tokens; None unless `needs_fixed`.
         """
 
     def columns(self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Sequence[Fixed]) -> Columns:
-        """What a cache stores of the teacher's values on a batch; `fixed` has one entry per draw."""
+        """Columns of a cache for the teacher's values on a batch; `fixed` has one entry per draw."""
         found = self.take(adapter, policy, batch, fixed[0] if fixed else None)
         return {
             f"{self.mode}.{name}": Ragged(values[mask].cpu(), mask.sum(dim=1).cpu())
@@ -145,7 +143,7 @@ class Retained(ABC):
         }
 
     def needed(self, adapter: PolicyAdapter, columns: Mapping[str, Any]) -> Needed:
-        """The columns that a cache must have for it, but for `fixed.*`; `columns` are those that it has."""
+        """The columns that a cache must have, except `fixed.*`; `columns` are those it has."""
         return {f"{self.mode}.{layer}": (True, []) for layer in self.layers}
 
     def compare(
@@ -157,7 +155,7 @@ class Retained(ABC):
         fixed: Fixed,
         draw: int | Tensor = 0,
     ) -> list[Compared]:
-        """The student's values beside the cached ones, one entry per layer, or one for the output."""
+        """The student's values next to the cached ones, one entry per layer, or one for the output."""
         found = self.take(adapter, policy, batch, fixed or None)
         return [
             Compared(name, values, at_valid(ragged(columns, f"{self.mode}.{name}"), mask), mask)
@@ -165,13 +163,13 @@ class Retained(ABC):
         ]
 
     def distance(self, compared: Compared, loss_type: str, scale: float | None = None) -> Tensor:
-        """How far student and teacher are apart: float32 [B], differentiable; divided by `scale` where there is one."""
+        """Distance between student and teacher: float32 [B], differentiable, divided by `scale` if given."""
         return drift(
             compared.student, compared.teacher, as_kind(loss_type), mask=compared.mask, scale=scale, reduction="none"
         )
 
     def deviation(self, drifts: Tensor, columns: Mapping[str, Column], adapter: PolicyAdapter) -> Tensor:
-        """Drift [B] relative to the size of the cached values: what rounding leaves of it has one floor for all."""
+        """Drift [B] relative to the size of the cached values, so that one rounding floor fits all."""
         stored = [columns[name] for name in self.needed(adapter, columns)]
         flat = [(c.values if isinstance(c, Ragged) else c).double().flatten() for c in stored]
         return drifts / torch.cat(flat).square().mean().clamp_min(1e-12)
@@ -183,17 +181,17 @@ class Retained(ABC):
 
     @classmethod
     def vectors(cls, columns: Columns, layers: Sequence[str]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Each layer, every vector that is retained there [n, D], and the row of its anchor [n]: for the spread."""
+        """Per layer: every retained vector [n, D] and its anchor's row [n], for measuring the spread."""
         for layer in layers:
             found = ragged(columns, f"{cls.mode}.{layer}")
             yield layer, found.values, torch.arange(len(found)).repeat_interleave(found.lengths)
 
     def token_columns(self, length: int) -> dict[str, tuple[int, torch.dtype, tuple[int, ...]]]:
-        """Columns beside a token policy's `length` tokens, for an estimate: rows per anchor, dtype, shape of a row."""
+        """For estimates: a token policy's columns for `length` tokens: rows per anchor, dtype, row shape."""
         return {}
 
     def disagreements(self, flags: Any, adapter: PolicyAdapter, policy: Any) -> list[str]:
-        """What flags of training ask for, where it is not this."""
+        """What the training flags ask for that differs from this."""
         asked = layers_asked(flags)
         layers = adapter.resolve(policy, asked) if asked else self.layers
         if set(layers) == set(self.layers):
@@ -206,12 +204,12 @@ class Retained(ABC):
 
 
 def layers_asked(flags: Any) -> str | None:
-    """Layers as a user wrote them, several or one."""
+    """Layers as the user wrote them, one or several."""
     return flags.layers_to_save or flags.hidden_layer  # type: ignore[no-any-return]
 
 
 def scale_problems(where: str, values: Mapping[str, float]) -> list[str]:
-    """A scale is a mean of distances between float32 values: not negative, and not beyond their range."""
+    """Problems of stored scales: a scale is a mean of distances, so finite in float32 and not negative."""
     return [
         f"{where}.{loss}: {value} is not a drift; expected a number from 0 to {_LARGEST_DRIFT:.1e}"
         for loss, value in values.items()
@@ -220,24 +218,24 @@ def scale_problems(where: str, values: Mapping[str, float]) -> list[str]:
 
 
 def as_kind(kind: str) -> DriftKind:
-    """A loss type of hidden states or actions, as `core.drift` names it."""
-    return kind  # type: ignore[return-value]  # `loss_types` names nothing else
+    """A loss type of hidden states or actions, as the type that `core.drift` takes."""
+    return kind  # type: ignore[return-value]  # `loss_types` lists nothing else
 
 
 def at_draw(column: Tensor, draw: int | Tensor) -> Tensor:
-    """[B, draws, ...] -> [B, ...]: for each anchor the draw of this visit, from the first again after the last."""
+    """[B, draws, ...] -> [B, ...]: each anchor's draw for this visit, wrapping around."""
     return column[torch.arange(len(column)), torch.as_tensor(draw) % column.shape[1]]
 
 
 def dense(column: Column) -> Tensor:
-    """A column with rows of one shape."""
+    """A column that must not be ragged."""
     if isinstance(column, Ragged):
         raise CraftError("the cache has a ragged column where rows of one shape belong: rebuild it")
     return column
 
 
 def ragged(columns: Mapping[str, Column], name: str) -> Ragged:
-    """A column whose rows differ in length."""
+    """A column that must be ragged."""
     column = columns.get(name)
     if not isinstance(column, Ragged):
         raise CraftError(f"the cache has no column {name!r}: it was built for other layers or another kind of values")
@@ -245,7 +243,7 @@ def ragged(columns: Mapping[str, Column], name: str) -> Ragged:
 
 
 def at_valid(rows: Ragged, mask: Tensor) -> Tensor:
-    """Ragged rows -> [B, T, ...] with row i's values at the i-th sample's real positions, zero elsewhere."""
+    """Ragged rows -> [B, T, ...]: row i fills the real positions of sample i, zero elsewhere."""
     lengths = mask.sum(dim=1).cpu()
     if not torch.equal(lengths, rows.lengths):
         worst = int((lengths - rows.lengths).abs().argmax())

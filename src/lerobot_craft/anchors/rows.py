@@ -1,4 +1,4 @@
-"""The anchors of a plan as rows: old frames, new frames under old instructions, and walks of the teacher."""
+"""The anchors of a plan as rows: old frames, new frames under old instructions, and the teacher's walks."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,11 +9,11 @@ import numpy.typing as npt
 from lerobot_craft.anchors.frames import choose_frames, share_out
 from lerobot_craft.lerobot_api.stored_frames import FrameTable
 
-type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks point into
+type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks index
 
-# Streams of random numbers under the plan's seed. numpy takes [seed, 1] and [seed, 1, 0] for the same one.
+# Random streams under the plan's seed. numpy treats [seed, 1] and [seed, 1, 0] as the same stream.
 _OLD, _NEW, ROWS, _WALKS, _NEAR = 1, 2, 3, 4, 5
-# Noise on states between two old frames, in standard deviations: a line becomes a tube.
+# Noise on states between two old frames, in standard deviations: turns a line into a tube.
 BETWEEN_JITTER = 0.05
 
 ANCHOR = np.dtype(
@@ -34,7 +34,7 @@ ANCHOR = np.dtype(
 def dataset_anchors(
     old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int, first: int = 0
 ) -> npt.NDArray[np.void]:
-    """Frames of the old datasets under their own instructions; of the `first` datasets all, if there is room."""
+    """Old frames under their own instructions; the first `first` datasets give all frames if there is room."""
     table, dataset, frame = _join(old, keep)
     rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
     for of_first in (True, False):
@@ -47,13 +47,13 @@ def dataset_anchors(
 
 
 class Walking(NamedTuple):
-    """How many of the cross anchors lie on walks of the teacher, and how many anchors a walk has."""
+    """Share of the cross anchors that lie on the teacher's walks, and anchors per walk."""
 
     share: float
     length: int
 
     def walks(self, anchors: int) -> int:
-        """How many of them fit into the share; one at least, if any are wanted and one fits."""
+        """Number of walks among `anchors`; at least one if any are wanted and one fits."""
         wanted = round(self.share * anchors / self.length)
         return min(max(wanted, 1), anchors // self.length) if self.share else 0
 
@@ -69,13 +69,12 @@ def cross_anchors(
     seed: int,
     near: npt.NDArray[np.void] | None = None,
 ) -> npt.NDArray[np.void]:
-    """Each instruction chooses for itself, evenly, so that none meets only some tasks, episodes or phases.
+    """Frames chosen evenly for each instruction, so that each sees all tasks, episodes and phases.
 
-    `near` are anchors that are old frames. Where an instruction has some, what would be drawn from the teacher's
-    statistics is taken from them instead.
+    `near` holds old frames as anchors. Instructions that have some use them instead of the teacher's statistics.
     """
     table, dataset, frame = _join(new, present(new))
-    # A walk comes back to the same few first frames, so only the other anchors are bounded by the frames there are.
+    # Walks reuse the same few first frames, so only the other anchors are limited by the number of frames.
     still = 1 - walking.share
     capacity = np.full(instructions, int(len(table) / still) if still else n)
     quotas = share_out(n, capacity, np.random.default_rng([seed, _NEW]))
@@ -100,12 +99,12 @@ def cross_anchors(
 
 
 def _go_near(anchors: npt.NDArray[np.void], old: npt.NDArray[np.void], rng: np.random.Generator) -> None:
-    """In place: what was to be drawn lies between two old frames of one dataset, or walks off from an old frame."""
+    """In place: put drawn anchors between two old frames of one dataset, or on a walk from an old frame."""
     drawn = anchors["drawn"].copy()
     walked = anchors["walk"] >= 0
     _, number = np.unique(anchors["walk"][drawn & walked], return_inverse=True)
     chosen = np.empty(len(anchors), dtype=np.int64)
-    # All of them in turn, in an order of chance: each is met as often as the next.
+    # A random round-robin: all old frames are used equally often.
     turn = rng.permutation(len(old))
     chosen[drawn & walked] = turn[number % len(old)]
     chosen[drawn & ~walked] = turn[np.arange((drawn & ~walked).sum()) % len(old)]
@@ -120,7 +119,7 @@ def _go_near(anchors: npt.NDArray[np.void], old: npt.NDArray[np.void], rng: np.r
 
 
 def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, seed: list[int]) -> npt.NDArray[np.void]:
-    """Walks from first frames of episodes, numbered from `first`; all anchors of a walk are drawn or none is."""
+    """Walks from first frames of episodes, numbered from `first`. A walk's anchors are all drawn or all not."""
     rng = np.random.default_rng(seed)
     begins = np.flatnonzero(table.position == 0)
     anchors = _blank(n * length)
@@ -138,14 +137,14 @@ def _blank(n: int) -> npt.NDArray[np.void]:
 
 
 def present(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Instructions that have a frame, each once, in the order of the datasets."""
+    """Instructions that have a frame, without duplicates, in dataset order."""
     return tuple(dict.fromkeys(names[task] for table, names in sources for task in np.unique(table.task)))
 
 
 def _join(
     sources: Sequence[Source], instructions: tuple[str, ...]
 ) -> tuple[FrameTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """One table of all datasets with tasks numbered by instruction (-1: not among them), and where each row is from."""
+    """All datasets as one table with tasks numbered by instruction (-1: not listed), and each row's origin."""
     number = {instruction: index for index, instruction in enumerate(instructions)}
     tasks, episodes, first_episode = [], [], 0
     for table, names in sources:

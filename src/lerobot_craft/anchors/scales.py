@@ -1,7 +1,7 @@
 """The unit of the budget, measured while a cache is built: docs/method.md, equations (25) and (28).
 
-Actions and tokens: the teacher's own error on its demonstrations, per instruction. Where an instruction has no
-demonstration (cross anchors only), its error on its own actions. Values at layers have no demonstrator: their unit is
+Actions and tokens: the teacher's own error on its demonstrations, per instruction. For an instruction without
+demonstrations (cross anchors only): its error on its own actions. Values at layers have no demonstrator: their unit is
 their spread, the mean drift from the mean over the instruction's anchors.
 """
 
@@ -19,23 +19,23 @@ from lerobot_craft.anchors.shards import ShardReader
 from lerobot_craft.core import drift
 
 _SPREAD_LOSSES = ("mse", "l1", "cosine")
-_AGREE = 1e-3  # relative; machines and numbers of threads sum in different orders
+_AGREE = 1e-3  # relative; the order of sums depends on machine and thread count
 
 
 def measure_scales(
     readers: Sequence[ShardReader], num_instructions: int, retained: Retained
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
-    """The scale of each instruction and, for values at layers, the spread of each layer over all instructions."""
+    """The scale of each instruction and, for values at layers, each layer's spread over all instructions."""
     return _measure(readers, num_instructions, type(retained), [str(layer) for layer in retained.layers])
 
 
 def forged_scales(readers: Sequence[ShardReader], manifest: Manifest) -> Iterator[str]:
-    """Scales of a manifest that are not those of its anchors: a budget in such a unit always holds, or never.
+    """Manifest scales that differ from the measured ones: a wrong unit makes the budget hold always or never.
 
-    A manifest whose layers are not those of its columns is refused elsewhere, with the policy at hand.
+    A manifest whose layers do not match its columns is refused elsewhere, where the policy is available.
     """
     if manifest.kind == "memory":
-        return  # no teacher, no unit
+        return  # a memory has no teacher, so no unit
     mode = mode_named(manifest.kind)
     layers = [] if mode.has_own_error else list(manifest.values.get("layers_to_save", ()))
     if not _can_measure(readers[0].columns, mode, layers):
@@ -87,7 +87,7 @@ def _spreads(
     readers: Sequence[ShardReader], num_instructions: int, mode: type[Retained], layers: Sequence[str]
 ) -> tuple[list[Scale], dict[str, dict[str, float]]]:
     per_layer = {layer: _Spread(num_instructions) for layer in layers}
-    for again in (False, True):  # the mean first, then the distances from it
+    for again in (False, True):  # first the mean, then the distances from it
         for reader in readers:
             instruction = dense(reader.columns["instruction"]).long()
             for layer, vectors, anchors in mode.vectors(reader.columns, layers):
@@ -102,7 +102,7 @@ def _spreads(
 
 
 class _Spread:
-    """Mean of vectors per instruction, then the mean drift from it; summed in float64, in the order of the shards."""
+    """Mean vector per instruction, then the mean drift from it; summed in float64, in shard order."""
 
     def __init__(self, num_instructions: int) -> None:
         self._count = torch.zeros(num_instructions, dtype=torch.float64)
@@ -110,7 +110,7 @@ class _Spread:
         self._distance = {loss: torch.zeros(num_instructions, dtype=torch.float64) for loss in _SPREAD_LOSSES}
 
     def add(self, vectors: Tensor, groups: Tensor, *, distances: bool) -> None:
-        """Vectors [n, D] of the instructions [n]."""
+        """Add vectors [n, D] of instructions `groups` [n]."""
         if self._sum is None:
             self._sum = torch.zeros(len(self._count), vectors.shape[-1], dtype=torch.float64)
         if not distances:
@@ -128,7 +128,7 @@ class _Spread:
         return {loss: (total[instruction] / count).item() for loss, total in self._distance.items()}
 
     def overall(self) -> dict[str, float]:
-        """The same over all vectors, each from its own instruction's mean."""
+        """Mean drift over all vectors, each from its own instruction's mean."""
         count = self._count.sum().clamp_min(1)
         return {loss: (total.sum() / count).item() for loss, total in self._distance.items()}
 

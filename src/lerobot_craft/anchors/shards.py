@@ -1,6 +1,6 @@
-"""Shards: some thousand rows of anchors in one safetensors file, read through a memory map.
+"""Shards: up to some thousand rows of anchors in one safetensors file, memory-mapped.
 
-A dense column is one tensor of the file. A ragged one is two: `name` [total, ...] and `name.offsets` (int64 [n + 1]).
+A dense column is one tensor. A ragged column is two: `name` [total, ...] and `name.offsets` (int64 [n + 1]).
 """
 
 import hashlib
@@ -36,7 +36,7 @@ _SHARD_NAME = re.compile(r"shard-(\d{5,})\.safetensors")
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What the manifest says of one shard."""
+    """A shard's entry in the manifest."""
 
     file: str
     rows: int
@@ -45,12 +45,12 @@ class ShardRecord:
 
 
 def shard_name(index: int) -> str:
-    """File name of shard number `index`."""
+    """File name of a shard."""
     return f"shard-{index:05d}.safetensors"
 
 
 def write_shard(directory: Path, index: int, columns: Columns) -> ShardRecord:
-    """Writes one shard as a whole, then the checksum that marks it as finished."""
+    """Write one shard, then the checksum that marks it as finished."""
     rows = num_rows(columns)
     if rows == 0:
         raise ValueError("a shard needs at least one row")
@@ -64,7 +64,7 @@ def write_shard(directory: Path, index: int, columns: Columns) -> ShardRecord:
         tensors[name] = values
         if isinstance(column, Ragged):
             tensors[name + OFFSETS] = column.offsets
-    # Cloned, because safetensors refuses views that share memory.
+    # Cloned, because safetensors refuses tensors that share memory.
     data = save(
         {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     )
@@ -75,14 +75,14 @@ def write_shard(directory: Path, index: int, columns: Columns) -> ShardRecord:
 
 
 class ShardReader:
-    """One shard, memory-mapped: opening checks its structure and reads no more than the row limits.
+    """One memory-mapped shard. Opening it checks its structure and reads only the row limits.
 
-    The file must not change while it is open. A file whose structure lies is a CraftError.
+    The file must not change while it is open. An inconsistent structure raises CraftError.
 
     Attributes:
-        path: the file.
-        rows: how many anchors it holds.
-        columns: dense columns are views of the file; take rows instead of changing them.
+        path: The file.
+        rows: Number of anchors.
+        columns: Dense columns are views of the file: take rows instead of modifying them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -96,7 +96,7 @@ class ShardReader:
             raise _damaged(path, "it has no rows")
 
     def take(self, rows: Tensor) -> Columns:
-        """The rows asked for (int64 [k]) of all columns, in that order, copied."""
+        """The given rows (int64 [k]) of all columns, in that order, copied."""
         return take(self.columns, rows)
 
 
@@ -132,8 +132,8 @@ def _as_columns(tensors: dict[str, Tensor], path: Path) -> Columns:
 def _ragged(values: Tensor, offsets: Tensor, name: str, path: Path) -> Column:
     if offsets.dim() != 1 or offsets.dtype != torch.int64 or len(offsets) == 0:
         raise _damaged(path, f"the row limits of {name!r} are not int64 [n + 1]")
-    limits = offsets.clone()  # in memory, so that what was checked is what is used
-    # Compared, not subtracted: a difference of wild numbers may overflow into a plausible one.
+    limits = offsets.clone()  # in memory, so that the checked values are those used
+    # Compared, not subtracted: differences of wild numbers may overflow to plausible ones.
     monotone = bool((limits[1:] >= limits[:-1]).all())
     if int(limits[0]) != 0 or not monotone or int(limits[-1]) != len(values):
         raise _damaged(path, f"the row limits of {name!r} do not rise from 0 to its {len(values)} values")
@@ -141,7 +141,7 @@ def _ragged(values: Tensor, offsets: Tensor, name: str, path: Path) -> Column:
 
 
 def finished_shards(directory: Path, progress: Progress | None = None) -> dict[int, ShardRecord]:
-    """Shards of an unfinished build whose content matches their checksum file, by number; others must be rebuilt."""
+    """Shards of an unfinished build that match their checksum file, by number; others must be rebuilt."""
     finished: dict[int, ShardRecord] = {}
     with plain_errors(directory):
         names = sorted(entry.name for entry in directory.iterdir())
@@ -155,5 +155,5 @@ def finished_shards(directory: Path, progress: Progress | None = None) -> dict[i
             if sha256_of(path, progress) == sha256:
                 finished[int(match[1])] = ShardRecord(name, ShardReader(path).rows, require_file(path), sha256)
         except CraftError:
-            continue  # damaged or half there: the build makes it again
+            continue  # damaged or incomplete: the build makes it again
     return finished

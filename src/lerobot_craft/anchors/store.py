@@ -1,4 +1,4 @@
-"""A finished cache, opened: checked as a whole, then rows by index."""
+"""Reading a finished cache: check it as a whole, then access rows by index."""
 
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +23,7 @@ from lerobot_craft.errors import CraftError
 
 
 class AnchorStore:
-    """The rows of a cache. Small columns live in memory, large ones (images, as a rule) stay in the mapped files.
-
-    Attributes:
-        directory: where the cache is.
-        manifest: what it says about itself.
-    """
+    """The rows of a cache. Small columns live in memory; large ones (usually images) stay in the mapped files."""
 
     def __init__(self, directory: Path, manifest: Manifest, readers: list[ShardReader], resident_bytes: int) -> None:
         self.directory = directory
@@ -37,7 +32,7 @@ class AnchorStore:
         self._starts = torch.tensor([0, *(reader.rows for reader in readers)]).cumsum(0)  # [shards + 1]
         self._sizes = _bytes_by_column(readers)
         resident = _smallest(self._sizes, resident_bytes)
-        # One gather instead of one per shard: a batch from 50 shards takes microseconds instead of milliseconds.
+        # One gather instead of one per shard: a batch from 50 shards takes microseconds, not milliseconds.
         self._resident = concatenate({name: reader.columns[name] for name in resident} for reader in readers)
         self._mapped = {
             name: _MappedColumn([reader.columns[name] for reader in readers], self._starts)
@@ -53,13 +48,13 @@ class AnchorStore:
         progress: Progress | None = None,
         resident_bytes: int = 256 * 2**20,
     ) -> "AnchorStore":
-        """Opens a cache, or says what is wrong with it.
+        """Open a cache, or raise an error that says what is wrong.
 
         Args:
-            directory: of the finished cache.
-            verify: compare the SHA-256 of every shard; without it, only presence, sizes and structure.
-            progress: told how many more bytes were verified, out of `manifest.shards`' sum.
-            resident_bytes: the smallest columns are kept in memory as long as they fit into this.
+            directory: A finished cache.
+            verify: Check the SHA-256 of every shard; otherwise only presence, sizes and structure.
+            progress: Called with the number of newly verified bytes.
+            resident_bytes: The smallest columns are kept in memory as long as they fit into this.
         """
         directory = Path(directory)
         manifest = Manifest.load(directory)
@@ -79,7 +74,7 @@ class AnchorStore:
         return self._readers
 
     def take(self, indices: Tensor, names: Collection[str] | None = None) -> Columns:
-        """The anchors asked for (int64 [k], from 0 to len - 1), in that order, copied: all columns, or those named."""
+        """The given anchors (int64 [k]), in that order, copied: all columns, or those named."""
         if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < len(self):
             raise IndexError(f"anchors are numbered from 0 to {len(self) - 1}")
         wanted = self._sizes if names is None else [name for name in self._sizes if name in names]
@@ -90,14 +85,14 @@ class AnchorStore:
         return {name: columns[name] for name in wanted}
 
     def bytes_by_column(self) -> dict[str, int]:
-        """How much of the cache each column takes, in bytes."""
+        """Size of each column in bytes."""
         return dict(self._sizes)
 
 
 class _MappedColumn:
-    """A column too large for memory: its values stay in the shards, where each row begins is known here.
+    """A column too large for memory: values stay in the shards, row positions are kept here.
 
-    Rows are copied one by one. They are long (else the column would be small), and a batch touches nearly as many
+    Rows are copied one by one. They are long (otherwise the column would be small), and a batch touches almost as many
     shards as it has rows: grouping by shard first was measured three times slower.
     """
 
@@ -117,7 +112,7 @@ class _MappedColumn:
 
     def _copy(self, shards: Tensor, begins: Tensor, lengths: Tensor) -> Tensor:
         places = zip(shards.tolist(), begins.tolist(), (begins + lengths).tolist(), strict=True)
-        nothing = self._values[0][:0]  # gives dtype and shape where no row is asked for
+        nothing = self._values[0][:0]  # gives dtype and shape if no row is requested
         return torch.cat([nothing, *(self._values[shard][begin:end] for shard, begin, end in places)])
 
 
@@ -143,7 +138,7 @@ def _check_file(path: Path, shard: ShardRecord) -> None:
     size = require_file(path)
     if size != shard.bytes:
         raise CraftError(f"{path}: {size} bytes, but the manifest says {shard.bytes}. {remedy(path.parent)}")
-    # Left where a build was stopped right after its manifest; it must at least agree.
+    # Present if a build was stopped right after writing its manifest; it must at least agree.
     if checksum_path(path).exists() and read_checksum(path) != shard.sha256:
         raise CraftError(f"{checksum_path(path)}: another SHA-256 than in the manifest. {remedy(path.parent)}")
 
@@ -167,7 +162,7 @@ def _verify(directory: Path, shards: list[ShardRecord], progress: Progress | Non
             for task in tasks:
                 task.result()
         except BaseException:
-            pool.shutdown(cancel_futures=True)  # one damaged shard is enough to know
+            pool.shutdown(cancel_futures=True)  # one damaged shard is enough
             raise
 
 

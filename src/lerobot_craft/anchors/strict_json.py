@@ -1,4 +1,4 @@
-"""JSON that is read strictly into dataclasses and written so that equal content gives equal bytes."""
+"""Strict JSON to and from dataclasses; equal content gives equal bytes."""
 
 import json
 import math
@@ -12,18 +12,18 @@ _MAX_INTEGER = 2**63
 
 
 class StrictJSONError(ValueError):
-    """What is wrong in a JSON text, beginning with the field."""
+    """A problem in a JSON text; the message begins with the field."""
 
 
 def to_json(content: object) -> bytes:
-    """Canonical bytes of a dataclass or of plain JSON content: sorted keys, indented, UTF-8, one newline at the end."""
+    """Canonical bytes of a dataclass or plain JSON content: sorted keys, indented, UTF-8, one final newline."""
     plain = asdict(content) if is_dataclass(content) and not isinstance(content, type) else content
     _check_plain(plain, "content")
     return (json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """A JSON object without doubled keys, NaN, infinity or text that is not Unicode."""
+    """Parse a JSON object; refuses duplicate keys, NaN, infinity and invalid Unicode."""
     try:
         content = json.loads(data.decode(), object_pairs_hook=_unique_keys, parse_constant=_no_constant)
     except StrictJSONError:
@@ -37,7 +37,7 @@ def parse_object(data: bytes) -> dict[str, Any]:
 
 
 def decode[T](cls: type[T], content: object, where: str = "") -> T:
-    """An instance of the dataclass `cls`: no key unknown, none missing, every type as annotated."""
+    """Decode a dataclass instance: no unknown or missing key, every type as annotated."""
     if not isinstance(content, dict):
         raise StrictJSONError(f"{where or 'content'}: expected an object, got {_name(content)}")
     prefix = f"{where}." if where else ""
@@ -92,7 +92,7 @@ def _no_constant(name: str) -> None:
 
 
 def _check_plain(value: object, where: str, depth: int = 0) -> None:
-    """Refuses what does not survive a round trip: other types, NaN, lone surrogates, endless nesting."""
+    """Refuse what does not survive a round trip: other types, NaN, lone surrogates, deep nesting."""
     if depth > _MAX_DEPTH:
         raise StrictJSONError(f"{where}: nested more than {_MAX_DEPTH} deep")
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the student makes of the same anchors, beside what the teacher left in the cache."""
+"""The student's values on the same anchors, compared with the cached teacher values."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -25,8 +25,8 @@ def student_drift(
 ) -> Tensor:
     """Drift of each anchor, [B], differentiable: the student's values against the cached ones.
 
-    `token_ce` is the cross-entropy itself, whose minimum is the teacher's own. With `layer_scales`, each layer's drift
-    is divided by its scale before layers are averaged: equation (5).
+    `token_ce` returns the cross-entropy itself, whose minimum is the teacher's own. With `layer_scales`, each layer's
+    drift is divided by its scale before averaging over layers: equation (5).
     """
     device = next(policy.parameters()).device
     fixed = fixed_of(columns, draw, device)
@@ -40,12 +40,12 @@ def student_drift(
 
 
 def fixed_of(columns: Mapping[str, Column], draw: int | Tensor, device: torch.device) -> Fixed:
-    """Noise, time or tokens of a batch of anchors, as the adapter wants them."""
+    """Noise, time or tokens of a batch of anchors, as the adapter expects them."""
     fixed: Fixed = {}
     for name, column in columns.items():
         if not name.startswith(FIXED):
             continue
-        if isinstance(column, Ragged):  # tokens: as long as the longest in the batch
+        if isinstance(column, Ragged):  # tokens, padded to the longest in the batch
             tokens, mask = column.padded()
             fixed["tokens"], fixed["token_mask"] = tokens.long().to(device), mask.to(device)
         else:

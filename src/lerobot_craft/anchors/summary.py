@@ -1,4 +1,4 @@
-"""What a cache holds, for a person."""
+"""A cache's content, described for a person."""
 
 from lerobot_craft.anchors.build import INPUT
 from lerobot_craft.anchors.manifest import source_notes
@@ -57,7 +57,7 @@ def _sources(store: AnchorStore) -> str:
 
 
 def bytes_by_purpose(store: AnchorStore) -> dict[str, int]:
-    """Bytes of what the teacher saw, what was fixed, what is retained, and the rest."""
+    """Bytes of inputs, fixed values, retained values, and the rest."""
     sizes = {"inputs": 0, "fixed": 0, "targets": 0, "bookkeeping": 0}
     for name, size in store.bytes_by_column().items():
         if name.startswith(INPUT):

@@ -1,4 +1,4 @@
-"""The walks of a plan, walked by its teacher: frames to start from, the policy and `walk.py` put together."""
+"""Runs a plan's walks: connects start frames, the teacher and `walk.py`."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[
 
     Args:
         plan: The plan.
-        teacher: Whose processors, statistics and settings are used.
-        policy: The teacher's network, in whatever mode.
-        datasets: LeRobotDatasets as the plan numbers them.
+        teacher: Its processors, statistics and settings are used.
+        policy: The teacher's network, in any mode.
+        datasets: LeRobotDatasets in the plan's numbering.
         batch_size: Walks per forward pass.
     """
     if not plan.num_walks:
@@ -61,11 +61,11 @@ def walked_states(plan: Plan, teacher: Teacher, policy: Any, datasets: Sequence[
 
 @dataclass(frozen=True)
 class _Group:
-    """Walks that go through the policy together: those of one dataset have the same features."""
+    """Walks that share a forward pass: those of one dataset have the same features."""
 
     walks: Tensor  # int64 [B]
     dataset: int
-    frames: RawBatch  # what the teacher sees where they begin, under the old instructions
+    frames: RawBatch  # the teacher's inputs at the start, under the old instructions
 
     @classmethod
     def of(cls, plan: Plan, datasets: Sequence[Any], walks: npt.NDArray[np.int64]) -> "_Group":
@@ -76,7 +76,7 @@ class _Group:
 
 
 def _batches(plan: Plan, batch_size: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Walks by dataset, at most `batch_size` together."""
+    """Walks grouped by dataset, at most `batch_size` per group."""
     of_dataset = plan.dataset[plan.walk_starts()]
     for dataset in np.unique(of_dataset):
         walks = np.flatnonzero(of_dataset == dataset)
@@ -85,12 +85,12 @@ def _batches(plan: Plan, batch_size: int) -> Iterator[npt.NDArray[np.int64]]:
 
 
 def _in_order(groups: Sequence[_Group], parts: Sequence[Tensor]) -> Tensor:
-    """Parts of the groups as one tensor by the number of the walk."""
+    """Concatenate the groups' parts in the order of the walks."""
     return torch.cat(list(parts))[torch.cat([group.walks for group in groups]).argsort()]
 
 
 def _motion(datasets: Sequence[Any], horizon: int) -> Motion:
-    """The motion model of all these datasets' frames together."""
+    """The motion model of all these datasets together."""
     episodes, first = [], 0
     for dataset in datasets:
         episode = frame_table(dataset).episode
@@ -101,7 +101,7 @@ def _motion(datasets: Sequence[Any], horizon: int) -> Motion:
 
 
 def _finite(dataset: Any, name: str) -> Tensor:
-    """Values [N, D] of a feature; a NaN would make the whole model NaN, and no frame would be to blame."""
+    """Values [N, D] of a feature. A NaN would spread to the whole model and hide its frame, so it is refused here."""
     values = numbers(dataset, name)
     wrong = (~values.isfinite().reshape(len(values), -1).all(dim=1)).nonzero().flatten()
     if len(wrong):
@@ -116,5 +116,5 @@ def _finite(dataset: Any, name: str) -> Tensor:
 
 
 def _last(states: Tensor) -> Tensor:
-    """[B, S] of states, or of histories [B, T, S]."""
+    """The last state [B, S] of states [B, S] or histories [B, T, S]."""
     return (states if states.ndim == 2 else states[:, -1]).float()

@@ -1,4 +1,4 @@
-"""Whether a cache is whole, and whether a teacher still says what it says."""
+"""Checks that a cache is intact, and that a teacher still reproduces it."""
 
 import logging
 from dataclasses import dataclass
@@ -20,11 +20,10 @@ from lerobot_craft.teacher.load import Teacher
 
 logger = logging.getLogger(__name__)
 
-# Drift of a policy from its own cache, relative to the cached values' mean square: what other batch shapes and
-# paddings leave.
+# Drift of a policy from its own cache due to batch shape and padding, relative to the cached values' mean square.
 FLOORS = {"float64": 1e-8, "float32": 1e-8, "bfloat16": 1e-3, "float16": 1e-5}
-# A squared difference squares the rounding error. A divergence of confident distributions does not: its terms
-# p (log p - log q) are rounded at the size of log p, so identical logits come out at some 1e-8 to 1e-7 nats.
+# A squared difference squares the rounding error. A divergence of confident distributions does not: its terms p (log p
+# - log q) are rounded at the size of log p, so identical logits give about 1e-8 to 1e-7 nats.
 _DIVERGENCE_FLOOR = 1e-6
 
 
@@ -34,16 +33,16 @@ class Reproduction:
 
     anchors: int
     largest: float  # drift, relative to the values' scale
-    floor: float  # what rounding alone may leave
+    floor: float  # the most that rounding can cause
 
     @property
     def holds(self) -> bool:
-        """Whether the policy is the one that left these values."""
+        """Whether the policy reproduces the cached values up to rounding."""
         return self.largest <= self.floor
 
 
 def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, batch_size: int = 16) -> Reproduction:
-    """Compute some anchors again and compare: 0 up to rounding where teacher, statistics and inputs are the same."""
+    """Recompute some anchors and compare: 0 up to rounding if teacher, statistics and inputs are unchanged."""
     adapter = adapter_for(teacher.config)
     retained = retained_of(loader.manifest, adapter, teacher.policy)
     chosen = torch.linspace(0, len(loader.store) - 1, min(num_anchors, len(loader.store))).round().long()
@@ -54,14 +53,14 @@ def reproduce(loader: AnchorLoader, teacher: Teacher, num_anchors: int = 64, bat
                 anchors = loader.take(indices, draw)
                 found.append(relative_deviation(adapter, teacher, anchors, retained).max())
     manifest = loader.manifest
-    # torch's maximum: a NaN among them stays, where Python's max would lose it.
+    # torch's max keeps a NaN; Python's max may drop it.
     return Reproduction(
         len(chosen), float(torch.stack(found).max()), floor_of(manifest.autocast or manifest.dtype, adapter, retained)
     )
 
 
 def floor_of(dtype: str, adapter: PolicyAdapter, retained: Retained) -> float:
-    """The relative drift below which a difference is rounding."""
+    """The relative drift below which a difference counts as rounding."""
     is_divergence = "kl" in retained.loss_types(adapter)
     return max(FLOORS[dtype], _DIVERGENCE_FLOOR) if is_divergence else FLOORS[dtype]
 
@@ -69,11 +68,11 @@ def floor_of(dtype: str, adapter: PolicyAdapter, retained: Retained) -> float:
 def verify_cache(
     directory: Path, teacher: Teacher | None = None, progress: Progress | None = None
 ) -> tuple[Manifest, Reproduction | None]:
-    """Check a cache's or memory's bytes and, of a cache with a teacher, that it still says the same."""
+    """Check the bytes of a cache or memory and, given a teacher, that it still gives the cache's values."""
     fingerprint = None if teacher is None else teacher.fingerprint
     config = None if teacher is None else teacher.config
     if Manifest.load(directory).kind == "memory":
-        fingerprint = config = teacher = None  # it holds no teacher's values to compute again
+        fingerprint = config = teacher = None  # a memory has no teacher values to recompute
     loader = open_cache(directory, teacher=fingerprint, policy_config=config, progress=progress)
     if teacher is None:
         return loader.manifest, None

@@ -1,4 +1,4 @@
-"""Directories that are whole or absent: a kill at any moment leaves the old one or the new one."""
+"""Directories that are complete or absent: after a kill at any moment the old one or the new one is there."""
 
 import ctypes
 import os
@@ -13,11 +13,10 @@ from lerobot_craft.anchors.files import sync_directory, temporary_path
 
 @contextmanager
 def replaced(directory: Path) -> Iterator[Path]:
-    """A temporary directory to write into, which becomes `directory` once the block has succeeded.
+    """A temporary directory to write into. It replaces `directory` if the block succeeds.
 
-    Everything is on the disk before the name changes, so a kill or a power failure leaves the former directory of that
-    name (or none) or the new one, and at most leftovers that `settle` knows. On an error the temporary directory is
-    removed.
+    Everything is synced to disk before the rename. So a kill or a power failure leaves the previous directory (or none)
+    or the new one, plus leftovers that `settle` removes. On an error the temporary directory is removed.
     """
     temporary = temporary_path(directory)
     try:
@@ -28,14 +27,14 @@ def replaced(directory: Path) -> Iterator[Path]:
         _sync_tree(temporary)
         _put_in_place(temporary, directory)
     except BaseException:
-        with suppress(OSError):  # the error that came first is the one to report
+        with suppress(OSError):  # report the first error
             settle(directory)
         raise
 
 
 def _put_in_place(temporary: Path, directory: Path) -> None:
     if directory.exists() and _exchange(temporary, directory):
-        sync_directory(directory.parent)  # before the old one goes: its name must not come back without content
+        sync_directory(directory.parent)  # before the old one is removed: its name must not return without content
     else:
         if directory.exists():
             directory.rename(_aside(directory))
@@ -45,19 +44,19 @@ def _put_in_place(temporary: Path, directory: Path) -> None:
 
 
 def settle(directory: Path) -> None:
-    """Leaves of a replacement, wherever it stopped, the directory under its name and nothing else."""
+    """Finish or undo an interrupted replacement: only the directory remains."""
     temporary, aside = temporary_path(directory), _aside(directory)
     if aside.exists() and not directory.exists():
         aside.rename(directory)
     _remove(temporary)
     if aside.exists():
-        # Renamed first: a half removed directory must never be taken for one that waits to be put back.
+        # Renamed first: a half-removed directory must never be mistaken for one to restore.
         aside.rename(temporary)
         _remove(temporary)
 
 
 def discard(directory: Path) -> None:
-    """Removes a directory that is not needed any more; half of it is never seen under its name."""
+    """Remove a directory; it is never visible half-removed under its name."""
     temporary = temporary_path(directory)
     _remove(temporary)
     directory.rename(temporary)
@@ -65,7 +64,7 @@ def discard(directory: Path) -> None:
 
 
 def _aside(directory: Path) -> Path:
-    """Where a directory waits while its successor takes its name."""
+    """Where the old directory waits while the new one takes its name."""
     return directory.with_name(f".{directory.name}.old")
 
 
@@ -73,12 +72,12 @@ def _remove(directory: Path) -> None:
     if directory.is_symlink():
         directory.unlink()
     else:
-        # What cannot be removed now (another machine may have it open) must not fail a save; it goes with the next.
+        # A failure to remove (another machine may have it open) must not fail a save; the next save removes it.
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swaps two names in one step, and says whether it could: Linux can, on most local filesystems."""
+    """Swap two names atomically and return whether that worked. Linux supports it on most local filesystems."""
     if not sys.platform.startswith("linux"):
         return False
     renameat2 = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -90,7 +89,7 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _sync_tree(directory: Path) -> None:
-    """Puts the files and names of a directory onto the disk."""
+    """Sync a directory's files and names to disk."""
     for folder, _, files in directory.walk(top_down=False):
         for name in files:
             with (folder / name).open("rb") as file:

@@ -1,1 +1,1 @@
-"""The bench: what fine-tuning costs old skills in a real simulator, method against method."""
+"""The bench: what fine-tuning costs old skills in a real simulator, compared across methods."""

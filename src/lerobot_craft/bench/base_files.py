@@ -1,7 +1,6 @@
-"""Base policies as files of weights: what costs most is trained once, and travels.
+"""Base policies as weight files: training them is the largest cost, so it is done once and the files are shared.
 
-Weights are rounded to half precision when base training ends, whether they are kept or not. So a policy that comes from
-a file is the one that was trained, to the bit, and takes two bytes per parameter.
+Base training always ends by rounding to half precision, so a policy from a file is bit-identical to the trained one.
 """
 
 import shutil
@@ -16,11 +15,11 @@ from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.errors import CraftError
 
 WEIGHTS = "model.safetensors"
-_METADATA = {"format": "pt"}  # transformers wants to know
+_METADATA = {"format": "pt"}  # required by transformers
 
 
 def round_weights(checkpoint: Path) -> None:
-    """Round the weights of a checkpoint to what half precision can hold; their type stays."""
+    """Round a checkpoint's weights to half precision; their dtype stays."""
     weights = load_file(checkpoint / WEIGHTS)
     save_file(
         {name: _halved(value).to(value.dtype) for name, value in weights.items()}, checkpoint / WEIGHTS, _METADATA
@@ -28,22 +27,22 @@ def round_weights(checkpoint: Path) -> None:
 
 
 def keep(checkpoint: Path, file: Path) -> None:
-    """Write the weights of a checkpoint to a file, in half precision."""
+    """Write a checkpoint's weights to a file, in half precision."""
     file.parent.mkdir(parents=True, exist_ok=True)
     halved = {name: _halved(value) for name, value in load_file(checkpoint / WEIGHTS).items()}
     write_atomically(file, save(halved, _METADATA))
 
 
 def restore(start: Path, file: Path, checkpoint: Path) -> None:
-    """Make a checkpoint of a policy that has learned nothing yet and of the weights of a file.
+    """Make a checkpoint from an untrained policy and a weight file.
 
     Args:
-        start: The policy as it was made.
+        start: The untrained policy.
         file: From `keep`.
-        checkpoint: Where to put the trained one.
+        checkpoint: Output directory.
 
     Raises:
-        CraftError: The file is damaged, or has other weights than the policy.
+        CraftError: The file is damaged, or does not match the policy.
     """
     try:
         untrained, kept = load_file(start / WEIGHTS), load_file(file)

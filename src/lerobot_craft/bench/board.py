@@ -1,4 +1,4 @@
-"""What the terminal shows of a bench: rewritten in place on a terminal, one line per cell anywhere else."""
+"""A bench's terminal output: redrawn in place on a terminal, otherwise one line per cell."""
 
 import shutil
 import time
@@ -14,12 +14,12 @@ _UP_AND_CLEAR = "\x1b[{lines}F\x1b[J"
 
 
 class Board:
-    """Watches the cells of a bench.
+    """Shows the progress of a bench's cells.
 
     Args:
-        cells: All of them.
-        stream: Where to write.
-        live: Whether the stream is a terminal that can be rewritten.
+        cells: All cells.
+        stream: Output.
+        live: Whether the stream is a terminal that can be redrawn.
     """
 
     def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool) -> None:
@@ -33,32 +33,32 @@ class Board:
         self._drawn = 0.0
 
     def kept(self, cell: Cell, result: CellResult) -> None:
-        """Count it, without a line."""
+        """Count the cell, without printing."""
         self._done.append((cell, result))
         self._kept += 1
 
     def outdated(self, cell: Cell, reason: str) -> None:
-        """Say why it is run again."""
+        """Say why the cell is run again."""
         self._say(f"{cell.kind} {cell.name} is run again: {reason}")
 
     def started(self, cell: Cell) -> None:
-        """Show it among those at work."""
+        """Show the cell as running."""
         self._since[cell.digest] = (cell, time.monotonic())
-        if self._live:  # at once: a cell in this process leaves no time to draw until it ends
+        if self._live:  # at once, because a cell in this process blocks drawing until it ends
             self._draw([*self._at_work(), *means(self._done)])
 
     def postponed(self, cell: Cell) -> None:
-        """It is not at work here."""
+        """The cell does not run here."""
         self._since.pop(cell.digest, None)
 
     def finished(self, cell: Cell, result: CellResult) -> None:
-        """Say what came out."""
+        """Print the outcome."""
         self._since.pop(cell.digest, None)
         self._done.append((cell, result))
         self._say(f"[{len(self._done)}/{self._total}] {cell.kind} {cell.name}: {outcome(cell, result)}")
 
     def failed(self, cell: Cell, reason: str) -> None:
-        """Say why, and where the log is."""
+        """Print the reason and the log's path."""
         self._since.pop(cell.digest, None)
         log = cell.directory / LOG_FILE
         seen = f" (log: {log})" if log.exists() else ""
@@ -66,12 +66,12 @@ class Board:
         self._say(self.failures[-1])
 
     def tick(self) -> None:
-        """Redraw, now and then."""
+        """Redraw if enough time has passed."""
         if self._live and time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw([*self._at_work(), *means(self._done)])
 
     def close(self) -> None:
-        """Take the live part away: what follows stays."""
+        """Erase the live part."""
         if self._live:
             self._draw([])
 
@@ -97,7 +97,7 @@ class Board:
 
 
 def outcome(cell: Cell, result: CellResult) -> str:
-    """What came out of a cell, in a few words."""
+    """A cell's outcome in a few words."""
     seconds = f"{result.seconds:.0f} s"
     rates = result.rates
     if isinstance(cell, Trial):
@@ -113,7 +113,7 @@ def outcome(cell: Cell, result: CellResult) -> str:
 
 
 def scores(cell: Run, result: CellResult) -> tuple[float, float | None, float]:
-    """Success on the tasks before, on those of the new task's scene (None without any), and on the new task."""
+    """Success on the earlier tasks, on those in the new task's scene (None if none), and on the new task."""
     rates = result.rates
     same = same_scene(cell)
     return (
@@ -124,12 +124,12 @@ def scores(cell: Run, result: CellResult) -> tuple[float, float | None, float]:
 
 
 def same_scene(cell: Run) -> list[str]:
-    """The old tasks that share the scene of the new one."""
+    """The old tasks in the new task's scene."""
     return [task for task, new in cell.scenario.pairs if new == cell.new_task and task in cell.scenario.old]
 
 
 def means(done: Sequence[tuple[Cell, CellResult]]) -> list[str]:
-    """One line for each method so far."""
+    """One line per method so far."""
     groups: dict[tuple[str, str, int, float | None], list[tuple[float, float | None, float]]] = {}
     for cell, result in done:
         if isinstance(cell, Run) and cell.is_last:

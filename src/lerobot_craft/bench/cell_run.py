@@ -1,4 +1,4 @@
-"""Running a cell: demonstrations, base training or fine-tuning and evaluation, or a film; all of it in this process."""
+"""Run a cell in this process: demonstrations, base training, fine-tuning and evaluation, or a film."""
 
 import contextlib
 import functools
@@ -24,22 +24,22 @@ from lerobot_craft.errors import CraftError
 
 Train = Callable[[list[str]], int]
 
-# A cell's flags say what it knows of the old tasks. What an earlier run of a sequence left in its checkpoint would join
-# that unseen, so a method that is to have a memory says so in its own flags, which come later.
+# A cell's flags define what it knows of the old tasks. A memory left in the checkpoint by an earlier run of a sequence
+# would add to that, so methods that use a memory say so in their own flags, which come later.
 _NO_MEMORY = {"craft.memory": "off", "craft.remember": 0}
 """`craft train` on its arguments: the exit code."""
 
 
 def ensure(cell: Cell, train: Train, *, wait: bool = True) -> CellResult:
-    """The result of a cell; whatever is missing of what it needs, and the cell itself, is run first.
+    """The result of a cell; missing cells that it needs, and the cell itself, are run first.
 
     Args:
-        cell: Which.
-        train: How `craft train` is called.
-        wait: Whether to wait for a cell that another process is at.
+        cell: The cell.
+        train: Runs `craft train`.
+        wait: Whether to wait for a cell that another process is running.
 
     Raises:
-        CellBusyError: Somebody else is at one of the cells, and `wait` is false.
+        CellBusyError: Another process is running one of the cells, and `wait` is false.
         CraftError: A cell cannot be run.
     """
     if (result := result_of(cell)) is not None:
@@ -47,7 +47,7 @@ def ensure(cell: Cell, train: Train, *, wait: bool = True) -> CellResult:
     for needed in cell.needs:
         ensure(needed, train, wait=wait)
     with claimed(cell, wait=wait):
-        # Somebody else may have finished it meanwhile.
+        # Another process may have finished it in the meantime.
         return result_of(cell) or _run(cell, train)
 
 
@@ -58,7 +58,7 @@ def _run(cell: Cell, train: Train) -> CellResult:
         try:
             found = _work(cell, train)
         except Exception:
-            traceback.print_exc()  # into the log; the caller has one line of it
+            traceback.print_exc()  # into the log; the caller gets one line
             raise
     result = CellResult(seconds=time.perf_counter() - began, **found)
     finish(cell, result)
@@ -72,7 +72,7 @@ def _work(cell: Cell, train: Train) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def output_to(path: Path) -> Iterator[None]:
-    """Everything that this process prints goes into a file, also what libraries write past Python."""
+    """Redirect all output of this process into a file, including what libraries write outside Python."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
@@ -175,7 +175,7 @@ def _fine_tune(cell: Run, train: Train) -> dict[str, Any]:
 
 
 def _remember(cell: Run) -> None:
-    """Give the policy of a run a memory, as `craft remember` does; later stages of a sequence have theirs."""
+    """Give a run's policy a memory, like `craft remember`; later stages of a sequence already have one."""
     from lerobot_craft.anchors.manifest import MEMORY_FOLDER
     from lerobot_craft.lerobot_api.datasets import open_dataset, records_success
     from lerobot_craft.lerobot_api.policies import load_policy_config
@@ -226,7 +226,7 @@ def _train(cell: Cell, argv: list[str], train: Train) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _home(directory: Path) -> Iterator[None]:
-    """Where `craft train` keeps anchors that no flag has a place for: with the cell, not in the user's home."""
+    """Keep anchors that no flag has a place for in the cell's directory instead of the user's home."""
     from lerobot_craft.training.anchoring.source import HOME_VARIABLE
 
     before = os.environ.get(HOME_VARIABLE)
@@ -240,11 +240,11 @@ def _home(directory: Path) -> Iterator[None]:
 
 
 def _measured(output_dir: Path) -> dict[str, Any]:
-    """What the run's own records say: time of a step, multiplier and budget at the end."""
+    """From the run's own records: step time, and final multiplier and budget."""
     from lerobot_craft.training.records.journal import HISTORY_FILE, read_history, read_metrics
 
     windows = [line["update_s"] + line["dataloading_s"] for line in read_metrics(output_dir) if "update_s" in line]
-    # The first window holds what happens once, such as torch's warm-up.
+    # The first window includes one-time costs such as torch's warm-up.
     found: dict[str, Any] = {"step_seconds": statistics.median(windows[1:] or windows) if windows else None}
     if (output_dir / HISTORY_FILE).exists():
         for row in read_history(output_dir):
@@ -253,7 +253,7 @@ def _measured(output_dir: Path) -> dict[str, Any]:
 
 
 def _player(cell: Cell, checkpoint: Path) -> Any:
-    import lerobot_craft.tiny  # noqa: F401  # registers the small policies, for a process that trained none
+    import lerobot_craft.tiny  # noqa: F401  # registers the small policies, in case this process trained none
     from lerobot_craft.lerobot_api.rollouts import load_player
     from lerobot_craft.teacher.weights import check_weights
 
@@ -264,7 +264,7 @@ def _player(cell: Cell, checkpoint: Path) -> Any:
 
 
 def _evaluate(cell: Trial | Run, of: Base | Run, *, blindfold: bool = False) -> dict[str, Any]:
-    """Success on all tasks; of a run also the drift from its base."""
+    """Success on all tasks; for a run also the drift from its base."""
     from lerobot_craft.bench.drift import measure_drift
     from lerobot_craft.evaluation.rollouts import success
 

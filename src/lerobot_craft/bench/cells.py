@@ -1,12 +1,12 @@
-"""Cells: the smallest parts of a bench that are run, kept and never run twice.
+"""Cells: the smallest parts of a bench. Each is run once and its result kept.
 
 There are six kinds. `Demos` records the demonstrations of a scenario. `Base` trains a policy on the old tasks, `Trial`
 rolls it out before fine-tuning, and `Rollouts` records its own episodes. `Run` fine-tunes it on a new task; in a
-sequence each task is a run that starts where the one before ended. `Film` draws what a policy does.
+sequence each task is a run that starts from the previous one. `Film` draws a policy's rollouts.
 
-A cell is named by the digest of its inputs and of the cells that it needs. The code is no input. A result counts for
-the version of this package that made it (bench/store.py). Demonstrations and base policies are most of the work: they
-count until `REVISION` is raised. A change of code within one version is not seen: remove the cells that it concerns.
+A cell is identified by the digest of its inputs and of the cells it needs; the code is not included. A result is valid
+for the version of this package that made it (bench/store.py). Demonstrations and base policies, which take most of the
+time, are valid until `REVISION` is raised. Code changes within a version are not detected: remove the affected cells.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from lerobot_craft.bench.policies import BenchPolicy
 from lerobot_craft.bench.scenarios import Scenario
 from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, ROLLOUT_SEED, BenchSettings, first_start
 
-_DIGITS = 12  # of a digest, as the end of a directory's name
-# Raised by whoever changes what demonstrations or base policies come out as.
+_DIGITS = 12  # of the digest, in directory names
+# Raise this if a change affects demonstrations or base policies.
 REVISION = 2
 _PLACEHOLDER = Known(0, False, "OLD", "OLD", "INSTRUCTIONS", "LAYERS", "ANCHORS", "MEMORY")
 _BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
@@ -32,12 +32,7 @@ _BASE_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One part of a bench; see the kinds below.
-
-    Attributes:
-        settings: Of the bench.
-        scenario: Where it belongs.
-    """
+    """One part of a bench of a scenario; see the kinds below."""
 
     kind: ClassVar[str]
     outlives_versions: ClassVar[bool] = False
@@ -46,17 +41,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """For people, and the beginning of its directory's name."""
+        """A readable name, and the start of the directory's name."""
         return self.scenario.name
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """All that its result depends on, beside `needs`, as JSON values."""
+        """Everything that the result depends on besides `needs`, as JSON values."""
         raise NotImplementedError
 
     @property
     def needs(self) -> "tuple[Cell, ...]":
-        """Cells that must be finished before."""
+        """Cells that must be finished first."""
         return ()
 
     @cached_property
@@ -67,12 +62,12 @@ class Cell:
 
     @property
     def directory(self) -> Path:
-        """Where everything of it is."""
+        """The cell's directory."""
         return self.settings.output_dir / "cells" / f"{self.kind}-{self.name}-{self.digest[:_DIGITS]}"
 
     @property
     def output_dir(self) -> Path:
-        """Of its training."""
+        """Output directory of its training."""
         return self.directory / "train"
 
     @property
@@ -86,7 +81,7 @@ class Cell:
         return (*self.scenario.old, *self.scenario.new)
 
     def chain(self) -> "Iterator[Cell]":
-        """Everything that it needs, in order, then the cell itself."""
+        """All needed cells, in order, then the cell itself."""
         seen: set[str] = set()
         for needed in self.needs:
             for cell in needed.chain():
@@ -98,12 +93,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class Demos(Cell):
-    """Demonstrations as one dataset: of all old tasks of a scenario, or of a new one.
-
-    Attributes:
-        recorded: Tasks.
-        episodes: Of each.
-    """
+    """`episodes` demonstrations of each task in `recorded` as one dataset: of all old tasks, or of a new one."""
 
     kind: ClassVar[str] = "demos"
     outlives_versions: ClassVar[bool] = True
@@ -112,17 +102,17 @@ class Demos(Cell):
 
     @property
     def is_old(self) -> bool:
-        """Whether they are of the old tasks."""
+        """Whether these are the old tasks."""
         return self.recorded == self.scenario.old
 
     @property
     def name(self) -> str:
-        """With a new task's name."""
+        """The scenario's name, plus the task's if it is new."""
         return self.scenario.name if self.is_old else f"{self.scenario.name}-{self.recorded[0]}"
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Tasks, and how many demonstrations of each."""
+        """Tasks, demonstrations per task, seed, view and revision."""
         view = self.settings.view
         return {
             "tasks": [asdict(find_task(task, view)) for task in self.recorded],
@@ -134,7 +124,7 @@ class Demos(Cell):
 
     @property
     def seed(self) -> int:
-        """Seeds the start states and the noise of the recording."""
+        """Seed of start states and recording noise."""
         return OLD_SEED if self.is_old else NEW_SEED
 
     @property
@@ -145,7 +135,7 @@ class Demos(Cell):
 
 @dataclass(frozen=True, eq=False)
 class Base(Cell):
-    """A policy that can do the old tasks, and what it makes of some old frames."""
+    """A policy trained on the old tasks, and its values on some old frames."""
 
     kind: ClassVar[str] = "base"
     outlives_versions: ClassVar[bool] = True
@@ -155,23 +145,23 @@ class Base(Cell):
 
     @property
     def name(self) -> str:
-        """With policy and seed."""
+        """Scenario, policy and seed."""
         return f"{self.scenario.name}-{self.policy.name}-seed{self.seed}"
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """The policy, and how it is trained."""
+        """The policy and its training."""
         training = self.policy.base.changed(self.settings.base_steps, self.settings.batch_size)
         return {
             "policy": self.policy.as_json(),
-            "instructions": self.instructions,  # of new tasks too: its tokenizer has their words
+            "instructions": self.instructions,  # includes new tasks, so that its tokenizer has their words
             "flags": self.policy.train_flags(training, self.seed),
             "revision": REVISION,
         }
 
     @property
     def needs(self) -> tuple[Cell, ...]:
-        """Demonstrations."""
+        """The demonstrations."""
         return (self.demos,)
 
     @property
@@ -186,29 +176,25 @@ class Base(Cell):
 
     @property
     def file(self) -> Path | None:
-        """Its weights among those that are kept; None where none are."""
+        """Its weight file; None if base policies are not kept as files."""
         bases = self.settings.bases
         return None if bases is None else bases / f"{self.directory.name}.safetensors"
 
     @property
     def reference(self) -> Path:
-        """What drift is measured against: see bench/drift.py."""
+        """The reference for drift: see bench/drift.py."""
         return self.directory / "reference"
 
 
 @dataclass(frozen=True, eq=False)
 class OfBase(Cell):
-    """What is done with a base policy before fine-tuning.
-
-    Attributes:
-        base: The policy.
-    """
+    """What is done with a base policy before fine-tuning."""
 
     base: Base
 
     @property
     def name(self) -> str:
-        """That of the policy."""
+        """The base's name."""
         return self.base.name
 
     @property
@@ -219,40 +205,36 @@ class OfBase(Cell):
 
 @dataclass(frozen=True, eq=False)
 class Trial(OfBase):
-    """Success of a base policy on all tasks; in the view `seen` also blindfolded."""
+    """A base policy's success on all tasks; in the view `seen` also blindfolded."""
 
     kind: ClassVar[str] = "trial"
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """How it is evaluated."""
+        """The evaluation's settings."""
         return {"evaluation": self.settings.evaluation_inputs(self.base.seed)}
 
 
 @dataclass(frozen=True, eq=False)
 class Rollouts(OfBase):
-    """Episodes of the old tasks that a base policy plays itself, failed ones included, as a dataset.
-
-    Attributes:
-        episodes: Of each old task.
-    """
+    """A base policy's own episodes as a dataset, `episodes` of each old task, including failed ones."""
 
     kind: ClassVar[str] = "rollouts"
     episodes: int
 
     @property
     def name(self) -> str:
-        """With their number."""
+        """The base's name and the number of episodes."""
         return f"{self.base.name}-{self.episodes}each"
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """How many, and where they start."""
+        """Number of episodes, and first start state."""
         return {"episodes": self.episodes, "seed": self.first_start}
 
     @property
     def first_start(self) -> int:
-        """Start states that no demonstration and no evaluation has."""
+        """Start states that no demonstration or evaluation uses."""
         return first_start(self.base.seed, ROLLOUT_SEED)
 
     @property
@@ -263,16 +245,16 @@ class Rollouts(OfBase):
 
 @dataclass(frozen=True, eq=False)
 class Run(Cell):
-    """Fine-tuning on one new task by one method.
+    """Fine-tuning on one new task with one method.
 
     Attributes:
-        base: The policy that can do the old tasks.
-        demos: Of the new task.
+        base: The policy trained on the old tasks.
+        demos: Demonstrations of the new task.
         method: What is added to fine-tuning.
         frames: Old frames: of all old tasks together; in a sequence, of each.
-        knob: Value of the method's knob; None: its own.
-        before: In a sequence the run of the task before; None for the first.
-        rollouts: The policy's own episodes, which then take the place of demonstrations; None: demonstrations.
+        knob: Value of the method's knob; None: its default.
+        before: In a sequence the previous task's run; None for the first.
+        rollouts: The policy's own episodes, used instead of demonstrations of the old tasks; None: demonstrations.
     """
 
     kind: ClassVar[str] = "run"
@@ -286,27 +268,27 @@ class Run(Cell):
 
     @property
     def stage(self) -> int:
-        """Which of the scenario's new tasks it learns."""
+        """Index of the new task in the scenario."""
         return 0 if self.before is None else self.before.stage + 1
 
     @property
     def new_task(self) -> str:
-        """What it learns."""
+        """The task it learns."""
         return self.scenario.new[self.stage]
 
     @property
     def is_sequence(self) -> bool:
-        """Whether it is one of several stages."""
+        """Whether the scenario has several stages."""
         return len(self.scenario.new) > 1
 
     @property
     def is_last(self) -> bool:
-        """Whether it ends its scenario."""
+        """Whether this is the scenario's last stage."""
         return self.stage == len(self.scenario.new) - 1
 
     @property
     def name(self) -> str:
-        """With method and all that makes it another run."""
+        """Scenario, policy, method, and everything that distinguishes the run."""
         parts = [self.scenario.name, self.base.policy.name, self.method.name]
         if self.rollouts is not None:
             parts += [f"{self.rollouts.episodes}rollouts"]
@@ -318,7 +300,7 @@ class Run(Cell):
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Its flags without paths, what it learns, which checkpoint counts, and how it is evaluated."""
+        """Flags without paths, new task, evaluated checkpoint, and evaluation settings."""
         policy = self.base.policy
         known = _PLACEHOLDER._replace(
             frames=self.known_frames,
@@ -330,14 +312,14 @@ class Run(Cell):
         return remembered | {
             "flags": self.flags | self.method.train_flags(known, self.knob),
             "checkpoint": self.method.checkpoint_of(self.knob),
-            "new_task": self.new_task,  # scenarios of one trunk have the same base
+            "new_task": self.new_task,  # scenarios of one trunk share a base
             "stage": self.stage,
             "evaluation": self.settings.evaluation_inputs(self.base.seed),
         }
 
     @property
     def flags(self) -> dict[str, object]:
-        """Of fine-tuning, whatever the method."""
+        """Flags of fine-tuning that do not depend on the method."""
         own = self.base.policy.fine_tuning
         steps = self.method.length * (self.settings.steps or own.steps)
         training = own.changed(steps, self.settings.batch_size, self.settings.learning_rate)
@@ -345,7 +327,7 @@ class Run(Cell):
 
     @property
     def needs(self) -> tuple[Cell, ...]:
-        """The demonstrations, and the base and its rollouts, or in a sequence the stage before."""
+        """The demonstrations, and the base and its rollouts or, in a sequence, the previous stage."""
         start = self.base if self.before is None else self.before
         return (start, self.demos) if self.rollouts is None else (start, self.demos, self.rollouts)
 
@@ -361,42 +343,42 @@ class Run(Cell):
 
     @property
     def known_tasks(self) -> tuple[str, ...]:
-        """Tasks before it: those of the base, and earlier ones of a sequence."""
+        """The earlier tasks: those of the base, and earlier ones of a sequence."""
         return (*self.scenario.old, *self.scenario.new[: self.stage])
 
     @property
     def known_data(self) -> "list[Demos | Rollouts]":
-        """Datasets of the tasks before it."""
+        """Datasets of the earlier tasks."""
         if self.rollouts is not None:
             return [self.rollouts]
         return [self.base.demos] if self.before is None else [*self.before.known_data, self.before.demos]
 
     @property
     def known_frames(self) -> int:
-        """Old frames of all tasks before it."""
+        """Old frames of all earlier tasks together."""
         if self.rollouts is not None or self.method.remembers:
             return self.frames_per_task * len(self.known_tasks)
         return self.frames * len(self.known_tasks) if self.is_sequence else self.frames
 
     @property
     def frames_per_task(self) -> int:
-        """Old frames of each task: of a memory, or those that methods take of rollouts."""
+        """Old frames per task: in a memory, or taken from rollouts."""
         return FRAMES_OF_ROLLOUTS if self.rollouts is not None else self.frames
 
     @property
     def remembering(self) -> Path:
-        """The checkpoint that it starts from, with a memory, if its method has one."""
+        """The start checkpoint with a memory, if the method uses one."""
         return self.directory / "remembering"
 
     @property
     def _instructions(self) -> list[str]:
-        """Of the tasks before it; none for a policy that would not read them."""
+        """Instructions of the earlier tasks; empty if the policy reads none."""
         reads = self.base.policy.reads_instruction
         return [find_task(task).instruction for task in self.known_tasks] if reads else []
 
     @property
     def known(self) -> Known:
-        """What the method is given of the tasks before it."""
+        """What the method gets of the earlier tasks."""
         roots = [cell.data for cell in self.known_data]
         return Known(
             frames=self.known_frames,
@@ -419,12 +401,12 @@ class Film(Cell):
 
     @property
     def name(self) -> str:
-        """That of the policy's cell."""
+        """The filmed cell's name."""
         return self.filmed.name
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What is filmed; where from is the filmed cell's own."""
+        """The filmed tasks; `needs` identifies the policy."""
         return {"tasks": list(self.shown)}
 
     @property
@@ -434,10 +416,10 @@ class Film(Cell):
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """An old task, in the scene of the new one if there is such a one, and the new task."""
+        """An old task, if possible in the new one's scene, and the new task."""
         pair = self.scenario.pair
         return (self.scenario.old[0] if pair is None else pair[0], self.scenario.new[0])
 
     def strip(self, task: str) -> Path:
-        """The picture of a task."""
+        """Image file of a task."""
         return self.directory / f"{task}.png"

@@ -14,7 +14,7 @@ _PLAIN = "naive"
 
 
 def collect_runs(runs: Iterable[cells.Run], results: Mapping[str, CellResult], settings: BenchSettings) -> list[Run]:
-    """The runs whose cells are finished, of a sequence all of them; `runs` are last stages, `results` by digest."""
+    """Collect runs whose cells, stage by stage, are finished; `runs` are last stages, `results` by digest."""
     whole = [run for run in runs if all(stage.digest in results for stage in stages_of(run))]
     tried = [run for run in whole if trial_of(run).digest in results]
     plain = {_where(run): _step_seconds(run, results) for run in tried if run.method.name == _PLAIN}
@@ -22,7 +22,7 @@ def collect_runs(runs: Iterable[cells.Run], results: Mapping[str, CellResult], s
 
 
 def stages_of(run: cells.Run) -> list[cells.Run]:
-    """A run and, in a sequence, those before it, in order."""
+    """A run and, in a sequence, the runs before it, in order."""
     return [run] if run.before is None else [*stages_of(run.before), run]
 
 
@@ -80,7 +80,7 @@ def _collected(
 
 
 def _of_tasks[Value](run: cells.Run, values: Mapping[str, Value]) -> dict[str, Value]:
-    """Those of the run's own tasks: a trunk has the new tasks of other scenarios too."""
+    """The values of the run's own tasks: a trunk also has new tasks of other scenarios."""
     return {task: value for task, value in values.items() if task in run.tasks}
 
 
@@ -89,7 +89,7 @@ def _episodes(successes: Mapping[str, Sequence[bool]]) -> dict[str, str]:
 
 
 def _tier(run: cells.Run) -> Tier:
-    """What the method is given of the old tasks."""
+    """What the method gets of the old tasks."""
     if run.method.frames == "all":
         return "everything"
     if run.rollouts is not None:
@@ -116,7 +116,7 @@ def _anchors(run: cells.Run, result: CellResult, results: Mapping[str, CellResul
 
 
 def _source(run: cells.Run, frames: int) -> str | None:
-    """Where the anchors came from: of a method that takes both, what there was to take."""
+    """Where the anchors came from; for a method that takes both, what was available."""
     source = run.method.source
     if source == "both" and frames == 0:
         return "cross"

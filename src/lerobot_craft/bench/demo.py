@@ -1,4 +1,4 @@
-"""The demo: a bench that is small enough to wait for, with pictures."""
+"""The demo: a bench small enough to wait for, with pictures."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,14 +24,13 @@ _TRIAL_SIDE = 32  # pixels
 
 
 def demo_settings(output_dir: Path, *, quick: bool = False, film: bool = True) -> BenchSettings:
-    """What the demo runs.
+    """Settings of the demo.
 
-    The methods are the bench's own, flag by flag; what is smaller is the policy's training and the number of
-    demonstrations, tasks, seeds and rollouts.
+    The methods are the bench's, flag by flag. Training, demonstrations, tasks, seeds and rollouts are reduced.
 
     Args:
-        output_dir: Gets everything.
-        quick: Every stage, hardly any work: to see that it runs, for the numbers mean nothing.
+        output_dir: Output directory.
+        quick: Run every stage with minimal work, as a smoke test; the numbers mean nothing.
         film: Whether to draw rollouts.
     """
     settings = BenchSettings(
@@ -61,7 +60,7 @@ def demo_settings(output_dir: Path, *, quick: bool = False, film: bool = True) -
 
 
 def check_machine() -> str | None:
-    """Why no pictures can be drawn here, and the line that mends it; None where they can.
+    """Why no pictures can be drawn here, and the command that fixes it; None if they can.
 
     Raises:
         CraftError: The demo cannot run here at all.
@@ -79,14 +78,14 @@ def check_machine() -> str | None:
 
 
 def run_demo(settings: BenchSettings, train: Train, jobs: int, narrator: Narrator, *, command: str) -> Results | None:
-    """Run what is not finished, and summarise; None if no fine-tuning came to its end.
+    """Run the missing cells and summarize; None if no fine-tuning finished.
 
     Args:
         settings: From `demo_settings`.
-        train: How `craft train` is called; a function of a module, so that workers can import it.
-        jobs: How many processes.
-        narrator: Told how it goes; it has the failures.
-        command: What was typed.
+        train: Runs `craft train`; a module-level function, so that workers can import it.
+        jobs: Number of processes.
+        narrator: Reports progress and collects failures.
+        command: The command line as typed.
     """
     try:
         results = run_cells(settings, train, jobs, narrator)

@@ -1,4 +1,4 @@
-"""The demo's table: every task by itself, before and after."""
+"""The demo's table: success on each task, before and after."""
 
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.evaluation.intervals import wilson
@@ -7,9 +7,9 @@ from lerobot_craft.evaluation.summary import BASE_LABEL
 
 
 def task_table(results: Results) -> str:
-    """Success of each task as Markdown, aligned for a terminal; all runs share one base."""
+    """Success on each task as Markdown, aligned for a terminal; all runs share one base."""
     first = results.runs[0]
-    # The old task that is at stake most comes first: only its instruction tells it from the new one.
+    # First the old task most at risk: only its instruction distinguishes it from the new one.
     tasks = [*sorted(first.old_tasks, key=lambda task: task not in first.same_scene), *first.new_tasks]
     head = ["", *(f"{task} ({'new' if task in first.new_tasks else 'old'})" for task in tasks)]
     rows = [[BASE_LABEL, *(_rate(first.base[task], first.n_episodes) for task in tasks)]]

@@ -1,8 +1,7 @@
-"""How far a fine-tuned policy has moved on the old tasks, measured alike for every method.
+"""How far a fine-tuned policy has moved on the old tasks, measured the same way for every method.
 
-The base's actions and hidden states on some old frames are kept once, as two caches; each run is compared with them
-afterwards, whatever it retained. The frames are drawn by a seed of their own: none is held out from methods that take
-all old frames, but no method is measured on just the frames that it kept.
+The base's actions and hidden states on some old frames are stored once; each run is compared with them afterward. The
+frames have their own seed: no method is measured only on frames that it used.
 """
 
 from collections.abc import Sequence
@@ -26,20 +25,20 @@ from lerobot_craft.training.anchoring.asking import policy_inputs
 from lerobot_craft.training.anchoring.budget_units import layer_scales_of, units_of
 
 _FRAMES_PER_TASK = 40
-_SEED = 90_210  # no seed of a run
+_SEED = 90_210  # not used by any run
 _BATCH = 64
 _ACTION, _HIDDEN = "action", "hidden"
 
 
 def keep_reference(checkpoint: Path, old_data: Path, num_tasks: int, layers: str, directory: Path) -> None:
-    """Keep what a policy makes of old frames: `directory/action` and, where it has layers, `directory/hidden`.
+    """Store a policy's values on old frames: `directory/action` and, if `layers` is given, `directory/hidden`.
 
     Args:
-        checkpoint: The policy's.
-        old_data: Directory of the dataset of the old tasks.
-        num_tasks: How many there are.
-        layers: All its layers, as `--layers_to_save` has them; empty where hidden states are not compared.
-        directory: Of both caches.
+        checkpoint: The policy's checkpoint.
+        old_data: Directory of the old tasks' dataset.
+        num_tasks: Number of old tasks.
+        layers: All its layers, as in `--layers_to_save`; empty: do not compare hidden states.
+        directory: Output directory of both caches.
     """
     teacher = load_teacher(checkpoint, ["--device=cpu"])
     for kind in (_ACTION, _HIDDEN) if layers else (_ACTION,):
@@ -56,15 +55,15 @@ def keep_reference(checkpoint: Path, old_data: Path, num_tasks: int, layers: str
 
 
 def measure_drift(player: Player, reference: Path, tasks: Sequence[str], instructions: Sequence[str]) -> Drift:
-    """Drift of a policy from the reference, task by task.
+    """Drift of a policy from the reference, per task.
 
-    Of actions in units of the base's own error on that task, of hidden states in units of each layer's spread.
+    For actions, in units of the base's own error on that task; for hidden states, in units of each layer's spread.
 
     Args:
         player: The fine-tuned policy.
-        reference: Directory of `keep_reference`.
+        reference: Output directory of `keep_reference`.
         tasks: Names of the old tasks.
-        instructions: Theirs, in the same order.
+        instructions: Their instructions, in the same order.
     """
     names = dict(zip(instructions, tasks, strict=True))
 

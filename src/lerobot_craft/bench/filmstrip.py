@@ -1,4 +1,4 @@
-"""Filmstrips: the first rollout of an evaluation, played again and drawn at a few moments."""
+"""Filmstrips: the first rollout of an evaluation, replayed and drawn at a few moments."""
 
 import io
 from collections.abc import Container, Iterable, Sequence
@@ -25,18 +25,18 @@ _REACHED, _NOT_REACHED, _NOTHING = (46, 160, 67), (128, 136, 146), (0, 0, 0, 0) 
 
 
 def film(cell: Film) -> None:
-    """Make the strips of a cell; the policy's cell is finished."""
+    """Draw the strips of a film; the filmed cell must be finished."""
     player = load_player(cell.filmed.checkpoint, cell.settings.env(cell.shown[0]))
     for task in cell.shown:
         write_atomically(cell.strip(task), _film_task(cell, player, task))
 
 
 def filmstrips(settings: BenchSettings, finished: Container[str]) -> list[Filmstrip]:
-    """Strips of each scenario: before fine-tuning, and after its first run of each method `naive` and `craft`.
+    """Strips of each scenario: before fine-tuning, and after its first run of each of `naive` and `craft`.
 
     Args:
-        settings: Of the bench; without `film` there are none.
-        finished: Digests of finished cells: what is not among them is left out.
+        settings: The bench's settings; empty without `film`.
+        finished: Digests of finished cells; others are skipped.
     """
     runs = plan_runs(settings) if settings.film else []
     scenarios = dict.fromkeys(run.scenario.name for run in runs)
@@ -59,12 +59,12 @@ def _strips(films: Iterable[Film]) -> list[Filmstrip]:
 
 
 def _place(cell: Film | None, task: str) -> str | None:
-    """Of a strip, relative to the output directory."""
+    """A strip's path relative to the output directory."""
     return None if cell is None else str(cell.strip(task).relative_to(cell.settings.output_dir))
 
 
 def caption(cell: Film, task: str) -> str:
-    """What is asked for, and what the edges mean."""
+    """The instruction, and what the edges mean."""
     which = "new" if task in cell.scenario.new else "old"
     view = cell.settings.view
     last = find_task(task, view).max_steps
@@ -90,11 +90,11 @@ def _film_task(cell: Film, player: Player, task: str) -> bytes:
 
 
 class _Camera:
-    """Draws the first environment at equally spaced steps, and no others.
+    """Draws the first environment at equally spaced steps only.
 
     Args:
         last: The last of these steps.
-        as_seen: Take the picture that the policy was shown last; otherwise one for people.
+        as_seen: Use the picture last shown to the policy, instead of one for people.
     """
 
     def __init__(self, last: int, *, as_seen: bool) -> None:
@@ -102,7 +102,7 @@ class _Camera:
         self.moments = [round(i * last / (_FRAMES - 1)) for i in range(_FRAMES)]
         self._step = 0
         self._drawn: dict[int, UInt8Array] = {}
-        self._end: UInt8Array | None = None  # what the episode ended with: others may go on for longer, or not as long
+        self._end: UInt8Array | None = None  # at the end of the episode; others may be longer or shorter
 
     def __call__(self, env: Any) -> None:
         first = env.envs[0]
@@ -119,7 +119,7 @@ class _Camera:
 
     @property
     def pictures(self) -> list[UInt8Array]:
-        """One of each moment."""
+        """One picture per moment."""
         end = next(reversed(self._drawn.values())) if self._end is None else self._end
         return [self._drawn.get(moment, end) for moment in self.moments]
 
@@ -129,14 +129,14 @@ def develop(pictures: Sequence[UInt8Array], moments: Sequence[int], success_step
 
     Args:
         pictures: In order.
-        moments: The steps they were taken after.
-        success_step: After which the goal was reached; None: never.
+        moments: The step of each.
+        success_step: Step of success; None: never.
     """
     side = _SIDE + 2 * _EDGE
     strip = Image.new("RGBA", (len(pictures) * (side + _GAP) - _GAP, side), _NOTHING)
     for i, (picture, moment) in enumerate(zip(pictures, moments, strict=True)):
         reached = success_step is not None and moment >= success_step
-        # Pixels of a small picture stay pixels.
+        # Small pictures keep visible pixels.
         way = Image.Resampling.LANCZOS if len(picture) > _SIDE else Image.Resampling.NEAREST
         small = Image.fromarray(np.asarray(picture)).resize((_SIDE, _SIDE), way)
         edged = ImageOps.expand(small, _EDGE, _REACHED if reached else _NOT_REACHED)

@@ -1,4 +1,4 @@
-"""What a method of the bench is: flags of `craft train`, the old frames it needs, and its one knob."""
+"""The definition of a bench method: flags of `craft train`, the old frames it needs, and its one knob."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,24 +8,24 @@ from typing import Literal, NamedTuple
 from lerobot_craft.errors import CraftError
 
 Flags = dict[str, object]
-# none: no frame of the old tasks | some: as many as --anchors says, but not 0 | any: also 0 | all: every one.
+# none: no old frames | some: as many as --anchors says, but not 0 | any: 0 is allowed too | all: every frame.
 Frames = Literal["none", "some", "any", "all"]
 
-FRAMES_OF_ROLLOUTS = 100  # per task that methods take of a policy's own rollouts; replay takes every one
+FRAMES_OF_ROLLOUTS = 100  # per task, used from a policy's own rollouts; replay uses all
 _FLAG = re.compile(r"--[\w.]+=.*")
 _LAST_CHECKPOINT = "checkpoints/last/pretrained_model"
 
 
 class Known(NamedTuple):
-    """What a method is given of the old tasks.
+    """What a method gets of the old tasks.
 
     Attributes:
         frames: Frames of all old tasks together.
         rollouts: Whether the old datasets are the policy's own rollouts.
-        repo_id: Of the datasets of the old tasks, with commas between them.
+        repo_id: Names of the old tasks' datasets, comma-separated.
         root: Their directories, likewise.
-        instructions: Of the old tasks, with semicolons between them; empty for a policy that reads none.
-        hidden_layers: What "all layers" is for the policy.
+        instructions: Instructions of the old tasks, separated by semicolons; empty if the policy reads none.
+        hidden_layers: All layers of the policy.
         anchors: Directory for a cache.
         memory: Checkpoint whose memory has frames of the old tasks.
     """
@@ -41,7 +41,7 @@ class Known(NamedTuple):
 
 
 class Knob(NamedTuple):
-    """The one number of a method: its flags (all set to the same value), the value, and what a sweep tries."""
+    """The one number of a method: its flags (all set to the same value), default value, and sweep grid."""
 
     flags: tuple[str, ...]
     value: float
@@ -50,21 +50,21 @@ class Knob(NamedTuple):
 
 @dataclass(frozen=True)
 class Method:
-    """One line of the comparison.
+    """One method of the comparison.
 
     Attributes:
-        name: As `--methods` has it.
+        name: As in `--methods`.
         label: For tables.
-        frames: How many frames of the old tasks it makes use of.
+        frames: How many old frames it uses.
         flags: What it adds to `craft train`, without the knob.
         knob: Its one number.
-        policies: Types of policies that it exists for; empty: all.
-        needs_instructions: Whether it does not exist for a policy that reads none.
-        source: What the old tasks are represented by, for tables.
-        checkpoint: The policy to evaluate, inside of the run's output directory; may hold the knob's `{value}`.
-        length: Times the steps of fine-tuning.
-        remembers: Whether the old frames are a memory of the checkpoint; their number is then that of each task.
-        changes: Flags of `craft train` that take the place of its own: what makes it a variant.
+        policies: Policy types it supports; empty: all.
+        needs_instructions: Whether the policy must read instructions.
+        source: What represents the old tasks, for tables.
+        checkpoint: The policy to evaluate, relative to the run's output directory; may contain the knob's `{value}`.
+        length: Multiple of the fine-tuning steps.
+        remembers: Whether the old frames are a memory in the checkpoint; their number is then per task.
+        changes: Flags of `craft train` that override its own: what makes it a variant.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Method:
     changes: Mapping[str, str] = field(default_factory=dict)
 
     def with_flags(self, flags: Sequence[str]) -> "Method":
-        """A variant with other flags, each as it is typed: `--craft.loss_type=l1`."""
+        """A variant with other flags, as typed: `--craft.loss_type=l1`."""
         if not flags:
             return self
         wrong = [flag for flag in flags if not _FLAG.fullmatch(flag)]
@@ -93,24 +93,24 @@ class Method:
 
     @property
     def takes_old_frames(self) -> bool:
-        """Whether it makes use of a number of old frames, or of rollouts in their place."""
+        """Whether it uses a number of old frames, or rollouts instead."""
         return self.frames in ("some", "any")
 
     def counts(self, asked: tuple[int, ...], *, instructions: bool) -> tuple[int, ...]:
-        """Of the numbers of old frames that are asked for, those at which it is another method.
+        """The requested numbers of old frames at which this is a distinct method.
 
-        Without instructions old frames are all that is left to keep the old tasks by, so 0 of them is no method.
+        Without instructions only old frames can preserve the old tasks, so 0 of them is not a method.
         """
         if self.frames in ("none", "all"):
             return (0,)
         return tuple(count for count in asked if count > 0 or (self.frames == "any" and instructions))
 
     def train_flags(self, known: Known, value: float | None) -> Flags:
-        """All that it adds to `craft train`; `value` is the knob's, None its own."""
+        """Everything it adds to `craft train`; `value` is the knob's, None: its default."""
         flags: Flags = {"craft.enabled": True, "craft.preload": True, **self.flags(known)}
         if self.knob is not None:
             flags |= dict.fromkeys(self.knob.flags, self.knob.value if value is None else value)
-        # The bench measures all methods on the same old frames, afterwards: see bench/drift.py.
+        # The bench measures all methods on the same old frames afterward: see bench/drift.py.
         flags |= ({} if self.remembers else {"craft.probe_anchors": 0}) | {"craft.log_craft_metrics_freq": 0}
         return flags | self.changes
 
@@ -122,7 +122,7 @@ class Method:
 
 
 def as_argv(flags: Mapping[str, object]) -> list[str]:
-    """Flags as they are typed."""
+    """Flags as typed."""
     return [f"--{name}={_typed(value)}" for name, value in flags.items()]
 
 

@@ -1,8 +1,7 @@
-"""The methods that the bench compares: a table, to which a line adds one.
+"""The methods that the bench compares; add one by adding an entry to the table.
 
-Each has at most one knob. `craft bench --sweep` tries a knob's grid on tuning scenarios; the value that the tables use
-is the one in this file, or the one that a sweep's file names (`--knobs`). An ablation needs no line here: `--variant`
-gives a method other flags.
+Each has at most one knob. `craft bench --sweep` tries a knob's grid on tuning scenarios. Tables use the value in this
+file, or the one in a sweep's file (`--knobs`). An ablation needs no entry: `--variant` gives a method other flags.
 """
 
 import shlex
@@ -13,7 +12,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 
 _ALL_FRAMES = 10**9
-# As many anchors as new samples, in every step: the default of `craft train`, but not of the documents.
+# As many anchors as new samples in every step: the default of `craft train`, but not of the original CRaFT notes.
 _AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
 
@@ -39,7 +38,7 @@ def _ewc(known: Known) -> Flags:
 
 
 def _documents(known: Known) -> Flags:
-    """As the documents of the first CRaFT have it, their defaults written out."""
+    """The defaults of the original CRaFT notes, written out."""
     return {
         **_on_old_frames("hidden", known),
         "craft.anchor_batch_size": 16,
@@ -101,18 +100,18 @@ def _cross(known: Known) -> Flags:
 
 
 def _recipe(known: Known) -> Flags:
-    """CRaFT as it comes: what is to be kept, and nothing else."""
-    if not known.instructions:  # then there are no new frames under old ones
+    """CRaFT with its defaults: only what is to be kept is given."""
+    if not known.instructions:  # then there are no new frames under old instructions
         return {"craft.anchor_cache_dir": known.anchors, **_with_old_data(known), "craft.num_anchors": known.frames}
     without: Flags = {"craft.anchor_cache_dir": known.anchors, "craft.old_instructions": known.instructions}
     if known.frames == 0:
         return without
-    # These come on top: there are as many new frames under old instructions as without.
+    # In addition to the new frames under old instructions, whose number stays the same.
     return {**without, **_with_old_data(known), "craft.old_frames": known.frames}
 
 
 def _remembered(**changes: object) -> Callable[[Known], Flags]:
-    """CRaFT on a policy with a memory: the whole command names nothing else."""
+    """CRaFT on a policy with a memory, which needs no other input."""
     return lambda known: {
         "policy.path": known.memory,
         "craft.memory": "auto",
@@ -134,7 +133,7 @@ def _lora(known: Known) -> Flags:
 
 
 _STRENGTH = Knob(("craft.initial_lambda",), CraftConfig.initial_lambda, (0.3, 1.0, 3.0, 10.0))
-_FLOORED = Knob(("craft.initial_lambda", "craft.lambda_min"), 3.0, (1.0, 3.0, 10.0))  # the documents have no floor
+_FLOORED = Knob(("craft.initial_lambda", "craft.lambda_min"), 3.0, (1.0, 3.0, 10.0))  # the original notes have no floor
 
 METHODS = {
     method.name: method
@@ -264,7 +263,7 @@ METHODS = {
             "none",
             _lora,
             Knob(("peft.r",), 16, (4, 16, 64)),
-            policies=("smolvla", "pi0_fast"),  # the modules that it names are a language model's
+            policies=("smolvla", "pi0_fast"),  # its modules are a language model's
         ),
     )
 }

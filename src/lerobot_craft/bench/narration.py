@@ -1,4 +1,4 @@
-"""What the terminal shows of the demo: what is going on, how far it is, how long it took."""
+"""The demo's terminal output: current stage, progress, time taken."""
 
 import shutil
 import time
@@ -15,7 +15,7 @@ _UP_AND_CLEAR = "\x1b[{lines}F\x1b[J"
 
 @dataclass(frozen=True)
 class _Stage:
-    """Something that is going on."""
+    """A running stage."""
 
     number: str
     what: str
@@ -24,21 +24,21 @@ class _Stage:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it started."""
         return time.monotonic() - self.began
 
     def line(self, further: str = "") -> str:
-        """How it is shown; time and step first, because a narrow terminal cuts the end off."""
+        """Its line; time and step come first, because a narrow terminal cuts off the end."""
         return f"{self.number} {self.seconds:4.0f} s{further}  {self.what}"
 
 
 class Narrator:
-    """Tells the stages of the demo.
+    """Reports the stages of the demo.
 
     Args:
-        cells: All of them, in order.
-        stream: Where to write.
-        live: Whether the stream is a terminal that can be rewritten.
+        cells: All cells, in order.
+        stream: Output.
+        live: Whether the stream is a terminal that can be redrawn.
     """
 
     def __init__(self, cells: Sequence[Cell], stream: TextIO, *, live: bool) -> None:
@@ -51,27 +51,27 @@ class Narrator:
         self.failures: list[str] = []
 
     def kept(self, cell: Cell, result: CellResult) -> None:
-        """It was done before an interruption."""
+        """Report a cell finished by an earlier run."""
         self._say(f"{self._number(cell)} {result.seconds:4.0f} s  {describe(cell)} (done earlier)")
 
     def outdated(self, cell: Cell, reason: str) -> None:
-        """Say why what was done earlier is done again."""
+        """Say why a finished cell is run again."""
         self._say(f"{self._number(cell)} again, {describe(cell)}: {reason}")
 
     def started(self, cell: Cell) -> None:
-        """Say what is going on."""
+        """Report the start."""
         self._begin(_Stage(self._number(cell), describe(cell), cell))
 
     def finished(self, cell: Cell, result: CellResult) -> None:
-        """Say how long it took."""
+        """Report the time taken."""
         self._end(self._number(cell))
 
     def postponed(self, cell: Cell) -> None:
-        """Another process is at it."""
+        """Another process is running the cell."""
         self._at_work.pop(self._number(cell), None)
 
     def failed(self, cell: Cell, reason: str) -> None:
-        """Say why, and where to look."""
+        """Report the reason and the log's path."""
         self._at_work.pop(self._number(cell), None)
         log = cell.directory / LOG_FILE
         self.failures.append(
@@ -80,12 +80,12 @@ class Narrator:
         self._say(self.failures[-1])
 
     def tick(self) -> None:
-        """Redraw, now and then."""
+        """Redraw if enough time has passed."""
         if self._live and time.monotonic() - self._drawn >= _REDRAW_S:
             self._draw(self._running())
 
     def close(self) -> None:
-        """Take away what would be rewritten."""
+        """Erase the live part."""
         if self._live:
             self._draw([])
 
@@ -101,7 +101,7 @@ class Narrator:
 
     def _end(self, number: str) -> None:
         stage = self._at_work.pop(number)
-        # Where nothing is rewritten, what it is stands above already, maybe with other lines in between.
+        # Without redrawing, the description was printed earlier, possibly with other lines in between.
         self._say(stage.line() if self._live else f"{number} done in {stage.seconds:.0f} s")
 
     def _say(self, line: str) -> None:
@@ -113,7 +113,7 @@ class Narrator:
         self._stream.flush()
 
     def _running(self) -> list[str]:
-        width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be taken back
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
         return [stage.line(how_far(stage.cell, stage.seconds))[:width] for stage in self._at_work.values()]
 
     def _draw(self, lines: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class Narrator:
 
 
 def describe(cell: Cell) -> str:
-    """What happens in a cell, for somebody who has never seen a bench."""
+    """What a cell does, for readers who do not know the bench."""
     if isinstance(cell, Demos):
         of = f"each of {len(cell.recorded)} old tasks" if cell.is_old else "the new one"
         return f"record demonstrations: {cell.episodes} of {of}"
@@ -153,11 +153,11 @@ def _how(run: Run) -> str:
 
 
 def how_far(cell: Cell, seconds: float) -> str:
-    """The step that a training has reached, from its own records; nothing before the first of them.
+    """The current step of a training, from its own records; empty before the first record.
 
     Args:
-        cell: At work for `seconds`.
-        seconds: Older records are of a training that was interrupted.
+        cell: The running cell.
+        seconds: Its running time; older records belong to an interrupted training.
     """
     if not isinstance(cell, Base | Run):
         return ""

@@ -1,4 +1,4 @@
-"""The demo's recipe as commands for a policy of one's own."""
+"""The demo's recipe as commands for the user's own policy."""
 
 import dataclasses
 import shlex
@@ -14,19 +14,19 @@ _CRAFT = "craft."
 _OUTPUT_DIR = "outputs/new_task"
 _OLD_FRAMES = 100
 _STEPS, _BATCH = 20_000, 32
-# The bench's own affair: it measures drift afterwards, keeps anchors with its cells and small datasets in memory.
+# For the bench only: it measures drift afterward, keeps anchors with its cells and small datasets in memory.
 _OF_THE_BENCH = ("craft.probe_anchors", "craft.log_craft_metrics_freq", "craft.anchor_cache_dir", "craft.preload")
 _WIDTH = 110
 
 
 class Advice(NamedTuple):
-    """A command, as its words, and what it is good for."""
+    """A command as words, and its purpose."""
 
     purpose: str
     words: list[str]
 
     def __str__(self) -> str:
-        """As one would type it, over several lines."""
+        """The command as typed, over several lines."""
         lines = [""]
         for word in map(shlex.quote, self.words):
             if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
@@ -36,7 +36,7 @@ class Advice(NamedTuple):
 
 
 def own_policy_commands() -> list[Advice]:
-    """Three commands; capitals stand for what only the reader knows."""
+    """Three commands; the reader replaces the words in capitals."""
     checkpoint = f"{_OUTPUT_DIR}/checkpoints/last/pretrained_model"
     ask = as_argv(
         {"policy.path": checkpoint, "env.type": "YOUR_ENV", "env.task": "ONE_OLD_TASK", "eval.n_episodes": 20}
@@ -51,7 +51,7 @@ def own_policy_commands() -> list[Advice]:
 def _train(old_frames: int) -> list[str]:
     flags: Flags = {
         "policy.path": POLICY,
-        "policy.push_to_hub": "false",  # else lerobot asks for the name of a repository
+        "policy.push_to_hub": "false",  # otherwise lerobot asks for a repository name
         "dataset.repo_id": NEW_DATA,
         "output_dir": _OUTPUT_DIR,
         "steps": _STEPS,
@@ -62,7 +62,7 @@ def _train(old_frames: int) -> list[str]:
 
 
 def _recipe(old_frames: int) -> Flags:
-    """The method's flags, without those that `craft train` has by itself."""
+    """The method's flags without the defaults of `craft train`."""
     from lerobot_craft.training.config import CraftConfig
 
     known = Known(old_frames, False, OLD_DATA, "", INSTRUCTIONS, hidden_layers="", anchors="")

@@ -12,31 +12,31 @@ from lerobot_craft.errors import CraftError
 
 
 def plan_cells(settings: BenchSettings) -> list[Cell]:
-    """Every cell of a bench, each once and after what it needs; the position in the list is the number of a cell."""
+    """Every cell of a bench, once, after the cells it needs; a cell's number is its position."""
     cells: dict[str, Cell] = {}
     runs = plan_runs(settings)
     for last in (*runs, *map(trial_of, runs), *(plan_films(runs) if settings.film else ())):
         for cell in last.chain():
             cells.setdefault(cell.digest, cell)
-    # What others wait for comes first; sorting is stable, so stages stay in order.
+    # Cells that others wait for come first; the sort is stable, so stages stay in order.
     order = [Demos, Base, Rollouts, Run, Trial, Film]
     return sorted(cells.values(), key=lambda cell: order.index(type(cell)))
 
 
 def trial_of(run: Run) -> Trial:
-    """How the policy that a run starts from does before it."""
+    """The evaluation of a run's base policy before fine-tuning."""
     base = run.base
     return Trial(base.settings, base.scenario, base)
 
 
 def plan_films(runs: Sequence[Run]) -> list[Film]:
-    """A film of the policy that each run starts from, and one of what it makes of it."""
+    """Films of each run's base policy and of the fine-tuned policy."""
     films = [Film(run.settings, run.scenario, filmed) for run in runs for filmed in (run.base, run)]
     return list({film.digest: film for film in films}.values())
 
 
 def plan_runs(settings: BenchSettings) -> list[Run]:
-    """Every run, of a sequence its last stage. Two methods may come down to the same cell: both are listed."""
+    """Every run, or the last stage of a sequence. Two methods may share a cell: both are listed."""
     runs: dict[tuple[str, str], Run] = {}
     for scenario in map(find_scenario, settings.scenarios):
         for policy in (policy_named(name, settings.view) for name in settings.policies):
@@ -59,7 +59,7 @@ def _runs_of(method: Method, base: Base, scenario: Scenario) -> Iterator[Run]:
     episodes = settings.new_episodes or base.policy.new_episodes
     new = [Demos(settings, base.scenario, (task,), episodes) for task in scenario.new]
     for asked in settings.knob_values(method):
-        # The same cell, whether a sweep asks for a knob's own value or a table.
+        # A sweep and a table share the cell of a knob's default value.
         knob = None if method.knob is not None and asked == method.knob.value else asked
         for frames in method.counts(settings.anchors, instructions=base.policy.reads_instruction):
             run = None

@@ -1,7 +1,6 @@
-"""The policies that the bench trains: lerobot's own at a small size, and how long and how fast each is trained.
+"""The policies that the bench trains: small versions of lerobot's own, with their training settings.
 
-The settings are those under which small policies reached success in prototype runs. All methods share them: none is
-tuned for a method or a scenario.
+Small policies succeeded with these settings in prototype runs. They are not tuned for a method or a scenario.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,18 +11,18 @@ from typing import Any
 from lerobot_craft.bench.metaworld.tasks import View
 from lerobot_craft.errors import CraftError
 
-CHUNK = 8  # actions, all of which are executed before the policy is asked again
+CHUNK = 8  # actions, all executed before the policy is asked again
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training by `craft train`.
+    """Settings of one training with `craft train`.
 
     Attributes:
-        steps: Of the optimizer.
-        learning_rate: At its highest, after the warm-up; a cosine takes it down to a twentieth.
-        warmup_steps: In which it rises.
-        batch_size: Of demonstrations.
+        steps: Optimizer steps.
+        learning_rate: Peak, after warm-up; a cosine reduces it to a twentieth.
+        warmup_steps: Steps of linear increase.
+        batch_size: Frames per step.
     """
 
     steps: int
@@ -32,7 +31,7 @@ class Training:
     batch_size: int = 64
 
     def changed(self, steps: int | None, batch_size: int | None, learning_rate: float | None = None) -> "Training":
-        """With another length, batch or rate (None: its own); the warm-up stays within a quarter of the steps."""
+        """With other steps, batch size or rate (None: unchanged); warm-up is at most a quarter of the steps."""
         steps = steps or self.steps
         return Training(
             steps,
@@ -47,17 +46,17 @@ class BenchPolicy:
     """A small policy.
 
     Attributes:
-        name: Its type, as `--policy` names it.
+        name: Its type, as in `--policy`.
         sizes: Fields of `TinySizes` that are not the default.
         settings: Fields of lerobot's configuration.
-        image_side: The field that holds height and width of the images that the network sees; empty: as they are.
-        base: How it learns the old tasks.
-        fine_tuning: How it learns a new one.
-        old_episodes: Demonstrations of each old task that it needs.
+        image_side: The field with height and width of the network's images; empty: unchanged size.
+        base: Training on the old tasks.
+        fine_tuning: Training on a new task.
+        old_episodes: Demonstrations per old task.
         new_episodes: Demonstrations of a new task.
-        hidden_layers: What "all layers" is for it, as `--craft.layers_to_save` has it; empty where there are none.
-        reads_instruction: Whether it can tell the two tasks of one scene apart.
-        has_schedule: Whether its configuration holds a learning-rate schedule.
+        hidden_layers: All its layers, as in `--craft.layers_to_save`; empty: none.
+        reads_instruction: Whether it can distinguish two tasks of one scene.
+        has_schedule: Whether its configuration includes a learning-rate schedule.
     """
 
     name: str
@@ -73,12 +72,12 @@ class BenchPolicy:
     has_schedule: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """What it is made of, without how it is trained."""
+        """Its architecture, without training settings."""
         made = asdict(self)
         return {name: made[name] for name in ("name", "sizes", "settings")}
 
     def train_flags(self, training: Training, seed: int) -> dict[str, object]:
-        """Flags of `craft train`, beside those that say what is trained on what."""
+        """Flags of `craft train`, except those for policy and data."""
         flags: dict[str, object] = {
             "steps": training.steps,
             "batch_size": training.batch_size,
@@ -110,7 +109,7 @@ POLICIES = {
             "smolvla",
             base=Training(steps=4000, learning_rate=1.5e-3, warmup_steps=100),
             fine_tuning=Training(steps=400, learning_rate=5e-4, warmup_steps=50),
-            # 16 px in patches of 8, folded two by two: an image is one token.
+            # 16 px in 8 px patches, merged two by two: one token per image.
             sizes={
                 "num_heads": 4,
                 "num_kv_heads": 2,
@@ -126,12 +125,11 @@ POLICIES = {
             "pi0_fast",
             base=Training(steps=12000, learning_rate=3e-3, warmup_steps=100, batch_size=32),
             fine_tuning=Training(steps=800, learning_rate=1e-3, warmup_steps=50, batch_size=32),
-            old_episodes=200,  # from 50 it learns them by heart: success 0.78
+            old_episodes=200,  # with 50 it overfits: success 0.78
             new_episodes=100,
-            # One token per image again; wide and shallow, with few heads: as good as the default at 0.6 of its time.
+            # Again one token per image; wide, shallow, few heads: as good as the default in 0.6 of the time.
             sizes={"width": 96, "depth": 3, "mlp_dim": 192, "num_heads": 4, "vision_depth": 1, "patch_size": 16},
-            # The suite's longest prompt, all of whose numbers may be negative; five tokens around the actions, and of
-            # these 99.9 % of chunks have at most 18.
+            # The longest prompt with only negative numbers; 5 tokens around the actions, at most 18 for 99.9 % of them.
             settings={
                 "tokenizer_max_length": 31,
                 "max_action_tokens": 30,
@@ -152,7 +150,7 @@ POLICIES = {
 }
 
 
-# The same policies with eyes: a vision tower that is as wide as the rest, and demonstrations enough to learn to look.
+# The same policies with vision: a vision tower as wide as the rest, and enough demonstrations to learn to use it.
 _EYES = {"vision_width": 96, "vision_depth": 2, "vision_heads": 4, "vision_mlp_dim": 192, "patch_size": 16}
 _SEEING = {
     policy.name: policy
@@ -160,9 +158,9 @@ _SEEING = {
         replace(
             POLICIES["smolvla"],
             base=Training(steps=8000, learning_rate=1.2e-3, warmup_steps=200),
-            sizes={**POLICIES["smolvla"].sizes, **_EYES},  # 64 px in 16 patches, folded two by two: four tokens
+            sizes={**POLICIES["smolvla"].sizes, **_EYES},  # 64 px in 16 patches, merged two by two: four tokens
             old_episodes=150,
-            new_episodes=100,  # plain fine-tuning reaches 0.80 of push-blue with 30, 0.85 with 60, 0.90 with 100
+            new_episodes=100,  # plain fine-tuning on push-blue reaches 0.80 with 30, 0.85 with 60, 0.90 with 100
         ),
         replace(
             POLICIES["pi0_fast"],
@@ -173,7 +171,7 @@ _SEEING = {
 
 
 def policy_named(name: str, view: View = "told") -> BenchPolicy:
-    """The policy of that name for a view, or a sentence with the names there are."""
+    """The policy of that name for a view; an unknown name is refused with the known ones."""
     found = POLICIES if view == "told" else _SEEING
     if name not in found:
         raise CraftError(f"--policy={name} is not in the bench (--view={view}): choose among {', '.join(found)}")
@@ -181,14 +179,14 @@ def policy_named(name: str, view: View = "told") -> BenchPolicy:
 
 
 def make_start(policy: BenchPolicy, directory: Path, old_data: Path, instructions: Sequence[str], seed: int) -> None:
-    """Make the policy before it has learned anything, as a checkpoint for the robot of a dataset.
+    """Save the untrained policy as a checkpoint for a dataset's robot.
 
     Args:
-        policy: Which.
-        directory: Where to save.
-        old_data: Directory of the dataset of the old tasks.
+        policy: The policy.
+        directory: Output directory.
+        old_data: Directory of the old tasks' dataset.
         instructions: Of all tasks, old and new.
-        seed: Of its weights.
+        seed: Seed of the weights.
     """
     from lerobot_craft.lerobot_api.datasets import open_dataset
     from lerobot_craft.tiny import TinySizes

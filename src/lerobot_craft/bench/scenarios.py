@@ -1,8 +1,8 @@
-"""Scenarios: what a policy can do, what it is then taught, and which of the two share a scene.
+"""Scenarios: a policy's old tasks, the tasks it is then taught, and which of them share a scene.
 
-The held-out rule: a method's knobs are chosen on `tuning` scenarios and nowhere else, tables show `final` ones, and no
-task is in both. To add one, write a line below, or put it into `SCENARIOS` from your own code. A scenario that you have
-looked at while choosing a setting is a `tuning` one from then on. docs/bench.md says what has touched the final ones.
+The held-out rule: a method's knobs are chosen on `tuning` scenarios only, tables show `final` ones, and no task is in
+both. To add a scenario, add an entry below, or add it to `SCENARIOS` from your own code. A scenario that you looked at
+while choosing a setting is a `tuning` one from then on. docs/bench.md lists what has used the final ones.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,14 @@ Role = Literal["tuning", "final"]
 
 @dataclass(frozen=True)
 class Scenario:
-    """Old tasks, and new ones that are learned one after the other.
+    """Old tasks, and new tasks that are learned in sequence.
 
     Attributes:
-        name: as in `craft bench --scenario`.
-        role: what it may be used for.
-        old: what the base policy is trained on, together.
-        new: what it is fine-tuned on, in this order.
-        trunk: scenarios of one trunk have the same old tasks and share demonstrations and base policies; empty: a trunk
-            of its own.
+        name: As in `craft bench --scenario`.
+        role: What it may be used for.
+        old: Training tasks of the base policy, together.
+        new: Fine-tuning tasks, in this order.
+        trunk: Scenarios of one trunk share old tasks, demonstrations and base policies; empty: its own.
     """
 
     name: str
@@ -35,12 +34,12 @@ class Scenario:
 
     @property
     def pair(self) -> tuple[str, str] | None:
-        """The first (earlier task, new task) that happen in the same scene: only the instruction tells them apart."""
+        """The first (earlier task, new task) in the same scene: only the instruction distinguishes them."""
         return self.pairs[0] if self.pairs else None
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """All of them, in the order of the new tasks."""
+        """All such pairs, in the order of the new tasks."""
         order = self.old + self.new
         return tuple(
             (earlier, new)
@@ -63,10 +62,9 @@ _TABLE = (
         old=("side-handle-press", "button-wall", "reach-red", "plate-in", "push-red"),
         new=("side-handle-pull",),
     ),
-    # Two easy tasks: to see within minutes that everything runs.
+    # Two easy tasks: a test of minutes that everything runs.
     Scenario("reach", "tuning", old=("reach-red",), new=("reach-blue",)),
-    # One base policy, three new tasks: in the scene of something that is pushed about, in that of something fixed, and
-    # in a scene that the base never saw.
+    # One base policy, three new tasks: with an object that is pushed, with a fixed object, and in a new scene.
     *(
         Scenario(
             f"mixed-{name}",
@@ -79,7 +77,7 @@ _TABLE = (
     ),
     # No two of its tasks share a scene: for a policy that reads no instruction.
     Scenario("apart", "tuning", old=("button-topdown", "handle-press"), new=("plate-in",)),
-    # What `craft demo` shows.
+    # For `craft demo`.
     Scenario("demo", "tuning", old=("faucet-open", "handle-press", "button-topdown"), new=("faucet-close",)),
     Scenario(
         "window",
@@ -99,14 +97,14 @@ _TABLE = (
         old=("door-lock", "window-close", "dial-turn", "coffee-button", "button-front"),
         new=("door-unlock",),
     ),
-    # The window the other way round, added when the settings were no longer to be changed.
+    # The window in the other direction, added after the settings were frozen.
     Scenario(
         "pane",
         "final",
         old=("window-close", "dial-turn", "door-unlock", "coffee-button", "drawer-close"),
         new=("window-open",),
     ),
-    # Three new tasks, each from the same base policies: what costs most is trained once.
+    # Three new tasks from the same base policies, so that the most expensive part is trained once.
     *(
         Scenario(
             f"trio-{name}",
@@ -117,8 +115,7 @@ _TABLE = (
         )
         for name, new in (("drawer", "drawer-close"), ("window", "window-open"), ("door", "door-unlock"))
     ),
-    # Ten old tasks, in four of which something is carried; three new ones from the same base policies: in the scene of
-    # something that is carried, in that of something fixed, and in a scene that the base never saw.
+    # Ten old tasks, four of which carry something; three new ones: a carried object, a fixed object, a new scene.
     *(
         Scenario(
             f"ten-{name}",
@@ -132,8 +129,7 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "lever-pull"))
     ),
-    # The same three questions with five old tasks, three of which carry something: a base policy that sees learns these
-    # in half the time (decision 0030).
+    # The same with five old tasks, three of which carry something: half the base training with vision (decision 0030).
     *(
         Scenario(
             f"five-{name}",
@@ -144,14 +140,14 @@ _TABLE = (
         )
         for name, new in (("block", "lift-blue"), ("drawer", "drawer-close"), ("elsewhere", "window-close"))
     ),
-    # Few and easy, for pi0_fast: its base policies cost most. In the scene of an old task, and elsewhere.
+    # Few and easy, for pi0_fast, whose base policies are the most expensive; in an old task's scene, and elsewhere.
     *(
         Scenario(
             f"cabinet-{name}", "final", old=("drawer-open", "plate-out", "coffee-button"), new=(new,), trunk="cabinet"
         )
         for name, new in (("drawer", "drawer-close"), ("elsewhere", "window-close"))
     ),
-    # Five instructions, one table: every old task happens in the new one's scene.
+    # Five instructions, one table: every old task is in the new one's scene.
     Scenario(
         "table",
         "final",
@@ -177,7 +173,7 @@ def find_scenario(name: str) -> Scenario:
 
 
 def trunk_of(scenario: Scenario) -> Scenario:
-    """What its base policies are made for: its old tasks, and the new tasks of all scenarios that share them."""
+    """The scenario of its base policies: its old tasks, and the new tasks of all scenarios that share them."""
     if not scenario.trunk:
         return scenario
     sharing = [other for other in SCENARIOS.values() if other.trunk == scenario.trunk]

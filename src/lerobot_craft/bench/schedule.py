@@ -1,4 +1,4 @@
-"""Running all cells: in this process, or by workers that import lerobot once and keep their simulations."""
+"""Run all cells: in this process, or in workers that import lerobot once and keep their simulations."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ from lerobot_craft.errors import CraftError
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _TICK_S = 0.5
-_PATIENCE_S = 1.0  # of a worker without a cell, before it makes use of its time
+_PATIENCE_S = 1.0  # a worker without a cell waits this long before importing ahead
 _FINISHED, _BUSY, _FAILED = "finished", "busy", "failed"
 _UNKNOWN = (
     "worker processes do not know this cell. They import your script anew, without what stands below "
@@ -31,41 +31,41 @@ _UNKNOWN = (
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives progress reports."""
 
     def kept(self, cell: Cell, result: CellResult) -> None:
-        """A cell was finished before."""
+        """The cell was finished by an earlier run."""
 
     def outdated(self, cell: Cell, reason: str) -> None:
-        """A cell was finished before, but its result does not count any more."""
+        """The cell has a result that is no longer valid."""
 
     def started(self, cell: Cell) -> None:
-        """A cell is at work."""
+        """The cell is running."""
 
     def finished(self, cell: Cell, result: CellResult) -> None:
-        """It is done."""
+        """The cell is finished."""
 
     def postponed(self, cell: Cell) -> None:
-        """A process elsewhere is at it."""
+        """Another process is running the cell."""
 
     def failed(self, cell: Cell, reason: str) -> None:
-        """It was given up."""
+        """The cell was given up."""
 
     def tick(self) -> None:
-        """Called now and then."""
+        """Called periodically."""
 
 
 def run_cells(settings: BenchSettings, train: Train, jobs: int, watcher: Watcher) -> dict[str, CellResult]:
-    """Run what is not finished; a cell that fails does not stop the others.
+    """Run the missing cells; a failed cell does not stop the others.
 
     Args:
-        settings: Of the bench.
-        train: How `craft train` is called; a function of a module, so that workers can import it.
-        jobs: How many processes; 1 is this one.
-        watcher: Told how it goes.
+        settings: The bench's settings.
+        train: Runs `craft train`; a module-level function, so that workers can import it.
+        jobs: Number of processes; 1: only this one.
+        watcher: Receives progress reports.
 
     Returns:
-        Results by digest of their cells, of all that are finished.
+        Results of all finished cells, by digest.
     """
     cells = plan_cells(settings)
     results = {}
@@ -113,7 +113,7 @@ def _serve(
 
 
 def _heard(seats: "Sequence[_Here | _Worker]") -> "list[_Here | _Worker]":
-    """Seats whose cell has ended, after waiting for one for a while."""
+    """Wait up to one tick; return the seats whose cell has ended."""
     busy = [seat for seat in seats if seat.cell is not None]
     if not busy:
         time.sleep(_TICK_S)
@@ -123,7 +123,7 @@ def _heard(seats: "Sequence[_Here | _Worker]") -> "list[_Here | _Worker]":
 
 
 class _Here:
-    """This process."""
+    """Runs cells in this process."""
 
     handles: Sequence[Any] = ()
 
@@ -143,7 +143,7 @@ class _Here:
 
 
 class _Worker:
-    """Another process; one that dies is replaced."""
+    """Runs cells in another process, which is replaced if it dies."""
 
     def __init__(self, settings: BenchSettings, train: Train) -> None:
         self._settings, self._train = settings, train
@@ -155,11 +155,11 @@ class _Worker:
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, self._settings, self._train), daemon=False)
         self._process.start()
-        theirs.close()  # or the end of the worker would not be the end of the pipe
+        theirs.close()  # otherwise the pipe would stay open after the worker ends
 
     @property
     def handles(self) -> Sequence[Any]:
-        """What becomes ready when the worker answers or dies."""
+        """Handles that become ready when the worker answers or dies."""
         return (self._connection, self._process.sentinel)
 
     def begin(self, cell: Cell) -> None:
@@ -179,20 +179,20 @@ class _Worker:
         return cell, answer
 
     def stop(self) -> None:
-        """End the process at once: an unfinished cell is run anew the next time."""
+        """Kill the process; an unfinished cell is run again next time."""
         self._connection.close()
         self._process.terminate()
         self._process.join()
 
 
 def _leave(number: int, _: FrameType | None) -> None:
-    """End as a process ends that was not killed: its semaphores go with it."""
+    """Exit normally on SIGTERM, which frees the process's semaphores."""
     sys.exit(128 + number)
 
 
 def _work(connection: Connection, settings: BenchSettings, train: Train) -> None:
-    """A worker's life: cells by their digests, until the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    """A worker's main loop: run cells by digest until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and stops its workers
     signal.signal(signal.SIGTERM, _leave)
     cells = _cells_here(settings)
     with one_thread_each():
@@ -207,10 +207,10 @@ def _work(connection: Connection, settings: BenchSettings, train: Train) -> None
 
 
 def _import_ahead(settings: BenchSettings) -> None:
-    """Import what cells need while others are at work: that takes ten seconds and more."""
+    """Import what cells need while others run: this takes ten seconds and more."""
     from lerobot_craft.lerobot_api.policies import import_policy
 
-    # What is said or missing here, is said by the cell that needs it.
+    # The cell that needs a missing package reports it.
     with output_to(Path(os.devnull)), suppress(ImportError, ValueError):
         import lerobot_craft.bench.drift
         import lerobot_craft.bench.metaworld.configuration
@@ -221,7 +221,7 @@ def _import_ahead(settings: BenchSettings) -> None:
 
 
 def _cells_here(settings: BenchSettings) -> dict[str, Cell]:
-    """Cells by digest, as far as this process can plan them: the parent could, or there would be no worker."""
+    """Cells by digest; empty if this process cannot plan them, which the parent has already done."""
     try:
         return {cell.digest: cell for cell in plan_cells(settings)}
     except CraftError:
@@ -235,7 +235,7 @@ def _attempt(cell: Cell, train: Train) -> tuple[str, Any]:
         return _BUSY, None
     except CraftError as error:
         return _FAILED, str(error)
-    except Exception as error:  # a fault in one cell must not end the others; its log has the traceback
+    except Exception as error:  # one cell's fault must not stop the others; its log has the traceback
         first = next(iter(str(error).strip().splitlines()), "")
         return _FAILED, f"{type(error).__name__}: {first}"
 
@@ -248,10 +248,9 @@ def _require(cell: Cell | None) -> Cell:
 
 @contextmanager
 def one_thread_each() -> Iterator[None]:
-    """One thread for this process and for each that it starts, as they take over its variables; afterwards as before.
+    """Limit this process and its children to one thread; restored on exit.
 
-    Small policies gain nothing from a second thread, and two pools fight for the cores. However a cell is run, by a
-    worker, here or as one command, it has as many, so that sums are rounded alike.
+    Small policies gain nothing from more. The count is the same in a worker or here, so that sums are rounded alike.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A cell on disk: its lock, its inputs, its result; finished or to be run again, never half of it taken for whole."""
+"""A cell on disk: its lock, its inputs, its result; a partial result is never taken for a whole one."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from lerobot_craft.evaluation.results import Drift
 CELL_FILE, RESULT_FILE, LOG_FILE = "cell.json", "result.json", "log.txt"
 _CRAFT = "craft."
 _WITH_ANCHORS = ("craft", "lwf")
-# What other methods do not read: a default that changes for the constraint leaves their results as they are.
+# Settings that other methods ignore: if one of their defaults changes, other methods' results stay valid.
 _OF_THE_CONSTRAINT = frozenset(
     (
         *("anchor_batch_size", "retention_freq", "retention_mode", "loss_type", "teacher", "anchor_source"),
@@ -36,7 +36,7 @@ _OF_THE_CONSTRAINT = frozenset(
 
 @dataclass(frozen=True)
 class Recorded:
-    """A dataset of demonstrations."""
+    """A recorded dataset."""
 
     frames: int
     bytes: int
@@ -44,21 +44,21 @@ class Recorded:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What came out of a cell; of demonstrations only `seconds` and `recorded`, of films `seconds`.
+    """Result of a cell; for recordings only `seconds` and `recorded`, for films only `seconds`.
 
     Attributes:
-        seconds: All of it.
-        recorded: The dataset, of a cell that records one.
-        successes: Of each task, episode by episode.
+        seconds: Total time.
+        recorded: The dataset, if the cell records one.
+        successes: Per task and episode.
         blind: The same with a black picture.
-        train_seconds: Of `craft train`, from start to end.
-        step_seconds: Median time of a training step, loading included.
-        evaluation_seconds: Of all rollouts.
+        train_seconds: Total time of `craft train`.
+        step_seconds: Median time of a training step, including loading.
+        evaluation_seconds: Time of all rollouts.
         drift: From the base, on the old tasks.
         lambda_final: Mean multiplier at the last anchor step.
         eps_final: Budget at that step.
-        cached_bytes: Of the anchor cache.
-        command: What was run, as one would type it.
+        cached_bytes: Size of the anchor cache.
+        command: The command that was run, as typed.
     """
 
     seconds: float
@@ -81,15 +81,15 @@ class CellResult:
 
 
 class CellBusyError(CraftError):
-    """Another process, maybe on another machine, is at this cell."""
+    """Another process, maybe on another machine, is running this cell."""
 
 
 @contextmanager
 def claimed(cell: Cell, *, wait: bool) -> Iterator[None]:
-    """Holds a cell for this process; the system lets go of it when the process ends, however it ends.
+    """Lock a cell for this process; the operating system releases it when the process ends.
 
     Raises:
-        CellBusyError: Somebody else holds it, and `wait` is false.
+        CellBusyError: Another process holds it, and `wait` is false.
     """
     directory = cell.directory
     with plain_errors(directory.parent):
@@ -106,7 +106,7 @@ def claimed(cell: Cell, *, wait: bool) -> Iterator[None]:
 
 
 def result_of(cell: Cell) -> CellResult | None:
-    """The result of a finished cell; None if it has to be run.
+    """The result of a finished cell; None if it must be run.
 
     Raises:
         CraftError: A file is damaged.
@@ -118,11 +118,10 @@ def result_of(cell: Cell) -> CellResult | None:
 
 
 def outdated(cell: Cell) -> str | None:
-    """Why the result that a cell has does not count any more; None if it counts, or if there is none.
+    """Why a cell's result is no longer valid; None if it is valid or missing.
 
-    It counts for the version that made it. What `craft train` fills in for flags that the cell does not name is
-    compared too: where a default has changed since, the result is not that of the same command any more. A setting that
-    did not exist then is no difference.
+    A result is valid for the version that made it. The defaults that `craft train` fills in are compared too: if one
+    has changed, the same command would now give another result. Settings that did not exist then are ignored.
 
     Raises:
         CraftError: A file is damaged.
@@ -153,7 +152,7 @@ def _said_if_damaged(cell: Cell) -> Iterator[None]:
 
 
 def begin(cell: Cell) -> None:
-    """An empty directory with the inputs in it; what an interrupted run left goes, an outdated result stays aside."""
+    """An empty directory with the cell's inputs. Leftovers are removed; an outdated result is moved aside."""
     directory = cell.directory
     if (directory / RESULT_FILE).exists():
         number = 1
@@ -175,12 +174,12 @@ def begin(cell: Cell) -> None:
 
 
 def finish(cell: Cell, result: CellResult) -> None:
-    """Write the result: from here on the cell is finished."""
+    """Write the result, which marks the cell as finished."""
     write_atomically(cell.directory / RESULT_FILE, to_json(result))
 
 
 def settings_of(cell: Cell) -> dict[str, Any]:
-    """Every `--craft.*` that a run reads, as `craft train` would settle it today; nothing for other cells."""
+    """Every `--craft.*` setting of a run, with today's defaults of `craft train`; empty for other cells."""
     if not isinstance(cell, Run):
         return {}
     import draccus

@@ -1,4 +1,4 @@
-"""Choosing each method's knob on tuning scenarios, and handing the choice to the bench that makes the table."""
+"""Choose each method's knob on tuning scenarios, and pass the choice to the bench that makes the table."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ SWEEP_FILE = "sweep.json"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep found.
+    """Result of a sweep.
 
     Attributes:
         swept_on: Scenarios.
-        knobs: The best value of each method: highest mean of old and new success, over scenarios, seeds and frames; of
-            equal ones the method's own, then the first of its grid.
+        knobs: Each method's best value: highest mean of old and new success over scenarios, seeds and frames. On a tie
+            the method's default, then the first of its grid.
         scores: That mean, by method and value.
     """
 
@@ -35,7 +35,7 @@ class Sweep:
 
 
 def check_scenarios(names: Iterable[str]) -> None:
-    """Refuse to tune on what the table is kept for."""
+    """Refuse to tune on final scenarios."""
     for name in names:
         if find_scenario(name).role != "tuning":
             raise CraftError(
@@ -67,12 +67,12 @@ def _is_own(method: str, value: float) -> bool:
 
 
 def write_sweep(path: Path, sweep: Sweep) -> None:
-    """For `--knobs`."""
+    """Write a file for `--knobs`."""
     write_atomically(path, to_json(sweep))
 
 
 def read_sweep(path: Path) -> Sweep:
-    """What `craft bench --sweep` wrote."""
+    """Read a file of `craft bench --sweep`."""
     try:
         sweep = decode(Sweep, parse_object(read_bytes(path)))
     except StrictJSONError as error:
@@ -83,14 +83,14 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def _as_tried(method: str, value: float) -> float:
-    """The number of the grid, which may be a whole one (a rank is 4): reading made it 4.0, which is no rank."""
+    """The number as in the grid: JSON turns a rank of 4 into 4.0, which is not a valid rank."""
     knob = METHODS[method].knob
     tried = () if knob is None else (knob.value, *knob.grid)
     return next((number for number in tried if number == value), value)
 
 
 def sweep_lines(sweep: Sweep) -> list[str]:
-    """The sweep for people."""
+    """The sweep as lines of text."""
     lines = [f"mean of old and new success on {', '.join(sweep.swept_on)}:"]
     for name, of_value in sweep.scores.items():
         tried = "  ".join(f"{value}: {score:.2f}" for value, score in of_value.items())

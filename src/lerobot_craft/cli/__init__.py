@@ -1,14 +1,12 @@
-"""The command `craft`: finds the verb and hands it the rest of the line, untouched.
+"""The command `craft`: finds the verb and passes it the remaining arguments unchanged.
 
-Nothing but the standard library is imported here, and a verb's module only when that verb runs, so
-`craft --help` answers before torch could be loaded. The top level parses no flag of a verb: some verbs
-give theirs to draccus, which has its own grammar.
+Only the standard library is imported here, and a verb's module only if that verb runs, so that `craft --help` answers
+before torch loads. The top level parses no verb's flags, because some verbs use draccus, which has its own grammar.
 
 A new verb is one line in `VERBS` and one file `cli/<verb>.py` with `run(argv) -> exit code`.
 
-Exit codes: 0 done; 1 the verb did its work and the answer is no; 2 the command line or the input is wrong;
-130 interrupted; 143 a training that saved and ended on SIGTERM; 141 the reader of our output went away (all three as a
-shell would report the signal).
+Exit codes: 0 success; 1 the verb ran and the answer is no; 2 wrong command line or input. As a shell reports signals:
+130 interrupted; 143 a training saved and stopped on SIGTERM; 141 the reader of our output closed the pipe.
 """
 
 import difflib
@@ -28,7 +26,7 @@ READER_LEFT = 141
 
 
 class Verb(NamedTuple):
-    """Where a verb's `run` lives, and the line that `craft --help` shows for it."""
+    """The module of a verb's `run`, and its line in `craft --help`."""
 
     module: str
     summary: str
@@ -50,12 +48,12 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `craft` on `argv` (the process's own arguments if None) and return the exit code."""
+    """Run `craft` on `argv` (None: the process's arguments) and return the exit code."""
     try:
         try:
             return _dispatch(list(sys.argv[1:] if argv is None else argv))
         finally:
-            # Here and not at interpreter exit, where a closed pipe could no longer be caught.
+            # Here, because a closed pipe cannot be caught at interpreter exit.
             sys.stdout.flush()
     except CraftError as error:
         print(f"craft: {error}", file=sys.stderr)
@@ -64,14 +62,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         if not _reader_left():
-            raise  # another pipe broke, say a data worker's: that is a fault and keeps its traceback
+            raise  # another pipe broke, such as a data worker's: a real fault, so keep the traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_LEFT
 
 
 def _dispatch(argv: list[str]) -> int:
     if not argv:
-        # A line without a verb is an unfinished one: a script must not take it for success.
+        # A line without a verb is incomplete: a script must not see success.
         print(_help(), file=sys.stderr)
         return 2
     name, *rest = argv
@@ -83,7 +81,7 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if name not in VERBS:
         raise CraftError(_unknown(name))
-    quiet_video()  # for every verb: whichever opens a dataset would otherwise print pages
+    quiet_video()  # for every verb: opening a dataset would otherwise print pages of log
     exit_code: int = importlib.import_module(VERBS[name].module).run(rest)
     return exit_code
 
@@ -105,15 +103,15 @@ options:
 
 def _unknown(name: str) -> str:
     kind, known, dashes = ("option", ("help", "version"), "--") if name.startswith("-") else ("verb", VERBS, "")
-    near = difflib.get_close_matches(name.lstrip("-"), known, n=1)  # the dashes would make all options alike
+    near = difflib.get_close_matches(name.lstrip("-"), known, n=1)  # dashes would make all options similar
     advice = f"did you mean `craft {dashes}{near[0]}`?" if near else "`craft --help` lists what there is."
     return f"unknown {kind} {name!r}: {advice}"
 
 
 def _reader_left() -> bool:
-    """Whether the other end of standard output is closed (`craft doctor | head -1`)."""
+    """Whether the reader of standard output has closed it (`craft doctor | head -1`)."""
     if not hasattr(select, "poll"):
-        return True  # Windows: pipes cannot be asked
+        return True  # Windows cannot poll pipes
     poller = select.poll()
     poller.register(sys.stdout.fileno(), 0)
     return any(event & select.POLLERR for _, event in poller.poll(0))

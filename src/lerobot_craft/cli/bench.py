@@ -1,4 +1,4 @@
-"""`craft bench`: train, fine-tune by several methods, roll out, and say what each kept and what it cost."""
+"""`craft bench`: fine-tune with several methods, roll out, and report what each kept and cost."""
 
 import argparse
 import math
@@ -32,7 +32,7 @@ RESULTS_FILE, REPORT_FILE = "results.json", "report.html"
 
 
 def run(argv: list[str]) -> int:
-    """Run the cells that are missing, write the results, print the table; or list cells, or run one."""
+    """Run the missing cells, write the results, print the table; or list cells, or run one."""
     options = _parser().parse_args(argv)
     settings = _settings(options)
     if options.list_cells:

@@ -1,4 +1,4 @@
-"""`craft cache build | info | verify`: what the teacher made of some inputs, computed once and kept."""
+"""`craft cache build | info | verify`: the teacher's values on chosen inputs, computed once and stored."""
 
 import argparse
 import logging
@@ -25,7 +25,7 @@ _USAGE = """usage: craft cache build --policy.path=DIR --dataset.repo_id=NAME --
 
 exit codes: 0 done, 2 something is wrong with the flags, the cache or the teacher"""
 
-# Names that the documents of the first CRaFT use.
+# Names in the original CRaFT notes.
 _ALIASES = {
     "--num_anchors": "--num_samples",
     "--out_dir": "--output_dir",
@@ -64,7 +64,7 @@ def _build(argv: Sequence[str]) -> int:
     if is_finished(job, config.output_dir):
         print(f"{config.output_dir} is this very cache already: nothing to do")
     else:
-        # Ranks have equal shares, so the main one's bar tells when all are done.
+        # Ranks have equal shares, so the main rank's bar shows when all are done.
         with tqdm(total=share(job, ranks), desc="anchors", unit="anchor", disable=not ranks.is_main) as bar:
             build_cache(job, config.output_dir, ranks=ranks, num_workers=config.num_workers, progress=bar.update)
     if ranks.is_main:
@@ -110,7 +110,7 @@ def _verify(argv: Sequence[str]) -> int:
 
 
 def _with_plugins(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
-    """The policy's flags and the others, once the packages that they name are imported."""
+    """The policy's flags and the others, after importing the packages that they name."""
     policy, rest = take_policy_flags(argv)
     if policy.plugins:
         from lerobot_craft.lerobot_api.policies import load_plugin

@@ -1,4 +1,4 @@
-"""`craft demo`: forgetting and its cure in a simulator, end to end, while you wait."""
+"""`craft demo`: forgetting and its remedy in a simulator, end to end, while you wait."""
 
 import argparse
 import shlex
@@ -14,7 +14,7 @@ It takes a few minutes on two cores and needs no network. Ctrl-C at any time: th
 
 
 def run(argv: list[str]) -> int:
-    """Run the stages that are missing, write the results and the page, print the table; 1 if a stage failed."""
+    """Run the missing stages, write the results and the page, print the table; 1 if a stage failed."""
     parser = argparse.ArgumentParser(prog="craft demo", description=_STORY, allow_abbrev=False)
     parser.add_argument("--output_dir", type=Path, help=f"gets everything (default: {_DIRECTORY})")
     parser.add_argument("--jobs", type=int, choices=range(1, 9), default=2, metavar="N", help="processes (default: 2)")
@@ -55,7 +55,7 @@ def _run(output_dir: Path, jobs: int, quick: bool, command: str) -> int:
 
 
 def _show(results: Path, page: Path) -> None:
-    """The table and the page, both from the file: what is seen is what is kept."""
+    """Print the table and write the page, both from the results file."""
     from lerobot_craft.bench.demo_table import task_table
     from lerobot_craft.bench.own_policy import own_policy_commands
     from lerobot_craft.evaluation.results import read_results

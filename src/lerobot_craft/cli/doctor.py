@@ -1,4 +1,4 @@
-"""`craft doctor`: whether this machine is ready, and for each problem the line that mends it."""
+"""`craft doctor`: whether this machine is ready, and the command that fixes each problem."""
 
 import argparse
 import sys
@@ -8,7 +8,7 @@ from lerobot_craft.doctor import Surroundings, as_json, as_lines, examine, is_re
 
 
 def run(argv: list[str]) -> int:
-    """Examine this machine, print the findings, and return 1 if something needed is missing, else 0."""
+    """Check this machine, print the findings, and return 1 if something required is missing, else 0."""
     parser = argparse.ArgumentParser(
         prog="craft doctor",
         description="Say whether this machine is ready, and for each problem the line that mends it.",
@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     surroundings = Surroundings.observe()
     checks = []
-    # Closed explicitly: the examination owns child processes, and a reader that leaves must not orphan them.
+    # Closed explicitly: the examination owns child processes, which must not be orphaned if the reader leaves.
     with closing(examine(surroundings)) as examination:
         for check in examination:
             checks.append(check)

@@ -40,7 +40,7 @@ REPORT_FILE = "report.html"
 
 
 def run(argv: list[str]) -> int:
-    """Play what is missing, print the matrix, write the page, and return 0."""
+    """Play the missing episodes, print the matrix, write the page, and return 0."""
     named = [argument for argument in argv if not argument.startswith("-")]
     policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
     plugins = [flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS)]
@@ -61,7 +61,7 @@ def run(argv: list[str]) -> int:
 
 
 def register_plugins(plugins: Sequence[str]) -> None:
-    """Make our own policies and environment known, and those of the packages that the command line names."""
+    """Register our policies and environment, and those of the packages named on the command line."""
     import lerobot_craft.tiny  # noqa: F401
     from lerobot_craft.lerobot_api.policies import load_plugin
 
@@ -88,7 +88,7 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
 
 
 def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
-    """Model cards that `craft train` wrote, by name of the checkpoint; none at all is said before hours of rollouts."""
+    """Model cards that `craft train` wrote, by checkpoint name; if there are none, an error before the rollouts."""
     from lerobot_craft.training.output.card_sections import CARD_FILE, teacher_of
 
     places = {

@@ -1,4 +1,4 @@
-"""Flags in lerobot's grammar: `--policy.path=DIR` with overrides, and dataclasses read by draccus."""
+"""Flags in lerobot's grammar: `--policy.path=DIR` with overrides, and dataclasses parsed by draccus."""
 
 import contextlib
 import io
@@ -14,13 +14,13 @@ _PLUGINS = "discover_packages_path"
 
 @dataclass(frozen=True)
 class PolicyFlags:
-    """What the command line says of the policy.
+    """The policy's part of the command line.
 
     Attributes:
         path: `--policy.path`, the checkpoint directory.
         overrides: Other `--policy.x=y`, as `--x=y`.
-        plugins: Packages that register policy types, from `--policy.discover_packages_path` or, as lerobot's commands
-            spell it beside `--policy.path`, `--discover_packages_path`.
+        plugins: Packages that register policy types, from `--policy.discover_packages_path` or, as in lerobot's
+            commands with `--policy.path`, `--discover_packages_path`.
     """
 
     path: str | None
@@ -29,7 +29,7 @@ class PolicyFlags:
 
 
 def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
-    """The policy's flags, written `--policy.x=y` or `--policy.x y`, and the arguments that remain."""
+    """Split off the policy's flags, written `--policy.x=y` or `--policy.x y`."""
     found: dict[str, str] = {}
     rest: list[str] = []
     arguments = iter(argv)
@@ -49,7 +49,7 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
 
 
 def whole_flag(flag: str) -> str:
-    """A flag of a verb whose other arguments are checkpoints: what stands alone is one, so a flag brings its value."""
+    """Require a flag to contain its value: a word of its own would be taken for a checkpoint."""
     if "=" not in flag and flag not in ("-h", "--help"):
         raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
     return flag
@@ -58,13 +58,13 @@ def whole_flag(flag: str) -> str:
 def parse_flags[Config](
     config_class: type[Config], argv: Sequence[str], program: str, saved: Path | None = None, prefix: str = ""
 ) -> Config:
-    """Read a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits.
+    """Parse a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits.
 
-    `prefix` is what stood before their names when they were typed: complaints name them so.
+    Error messages name the flags with `prefix`, as they were typed.
     """
     import draccus
     from draccus.utils import DraccusException
-    from yaml import YAMLError  # draccus reads values as YAML, and lets its complaints through
+    from yaml import YAMLError  # draccus parses values as YAML and does not catch its errors
 
     complaint = io.StringIO()
     try:
@@ -82,4 +82,4 @@ def parse_flags[Config](
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]  # of several types
+    return " ".join(line.strip() for line in lines[:2]) if lines[0].endswith(":") else lines[0]  # several types

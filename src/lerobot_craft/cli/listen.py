@@ -1,4 +1,4 @@
-"""`craft listen`: does a policy still tell its instructions apart after fine-tuning? No simulator, no robot."""
+"""`craft listen`: does a fine-tuned policy still distinguish its instructions? No simulator, no robot."""
 
 import shlex
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
 
 
 def _others(given: str | None, after: Path) -> list[str]:
-    """Instructions beside the dataset's own: as given, or as the fine-tuned policy was told to keep."""
+    """Instructions in addition to the dataset's: as given, or those that the fine-tuned policy was told to keep."""
     from lerobot_craft.anchors.plan import parse_old_instructions
     from lerobot_craft.training.settings import saved_old_instructions
 

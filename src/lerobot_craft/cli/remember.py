@@ -1,4 +1,4 @@
-"""`craft remember`: frames of the tasks that a policy can do, into its checkpoint."""
+"""`craft remember`: put frames of a policy's old tasks into its checkpoint."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,10 +62,10 @@ def run(argv: list[str]) -> int:
 
 
 def find_checkpoint(places: Sequence[str]) -> Path:
-    """The `pretrained_model` that a checkpoint, a training's directory or itself means.
+    """The `pretrained_model` of a checkpoint or training directory.
 
     Raises:
-        CraftError: It is none of these, or more than one is named.
+        CraftError: There is none, or not exactly one path is given.
     """
     if len(places) != 1:
         said = "say which checkpoint" if not places else f"one checkpoint at a time, not {', '.join(places)}"
@@ -81,7 +81,7 @@ def find_checkpoint(places: Sequence[str]) -> Path:
 
 
 def _split(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """What is asked for beside collecting, and the flags that remain; plugins are registered already."""
+    """Split off the actions other than collecting; plugins are already registered."""
     asked: dict[str, str] = {}
     rest: list[str] = []
     for flag in flags:
@@ -142,7 +142,7 @@ def _remember(checkpoint: Path, settings: "RememberFlags", overrides: Sequence[s
             "policy's own rollouts (--env.type=TYPE --env.task=TASK); one of the two at a time"
         )
     directory = memory_in(checkpoint)
-    memory = None if directory is None else read_memory(directory)  # a damaged one is found before hours of rollouts
+    memory = None if directory is None else read_memory(directory)  # finds damage before hours of rollouts
     added = (
         _of_datasets(checkpoint, settings, overrides) if from_data else _of_rollouts(checkpoint, settings, overrides)
     )
@@ -189,7 +189,7 @@ def _of_datasets(checkpoint: Path, settings: "RememberFlags", overrides: Sequenc
 
 
 def _addresses(repo_id: str, root: str) -> list[tuple[str, Path | None]]:
-    """Name and directory of each dataset: lerobot-eval writes one for each environment, env_0, env_1, ..."""
+    """Name and directory of each dataset: lerobot-eval writes one per environment, env_0, env_1, ..."""
     if not root:
         return [(repo_id, None)]
     place = Path(root)

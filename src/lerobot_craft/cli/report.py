@@ -1,4 +1,4 @@
-"""`craft report`: one HTML page from runs of any kind, to look at and to send."""
+"""`craft report`: one HTML page from runs of any kind."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`craft train`: lerobot-train, and the skills stay."""
+"""`craft train`: lerobot-train that keeps the old skills."""
 
 import os
 import shlex
@@ -30,15 +30,15 @@ docs/commands.md has whole lines to start from; docs/flags.md every flag.
 """
 _CRAFT = "craft."
 _ESTIMATE = "estimate."
-# Names of earlier lerobot releases that the documents of the first CRaFT use.
+# Names in earlier lerobot releases, which the original CRaFT notes use.
 _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--policy.path"}
 
 
 def run(argv: list[str]) -> int:
-    """Train and return 0; what is wrong with flags, data or anchors is raised before the first step."""
+    """Train and return 0; problems with flags, data or anchors are raised before the first step."""
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
     if not wants_help:
-        check_names(argv, _ALIASES)  # before anything slow is imported
+        check_names(argv, _ALIASES)  # before any slow import
     craft_flags, rest = split_flags(argv)
     estimate_flags, rest = take_estimate_flags(rest)
     if wants_help:
@@ -57,8 +57,8 @@ def run(argv: list[str]) -> int:
 
 
 def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: Sequence[str]) -> int:
-    """Print what the run would hold in memory, and return 0."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # before anything of the Hub is imported: nothing is downloaded
+    """Print the memory that the run would need, and return 0."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hub import: an estimate downloads nothing
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
     from lerobot_craft.training.documents import config_class
     from lerobot_craft.training.estimate.options import EstimateConfig
@@ -68,16 +68,16 @@ def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: S
 
     options = parse_flags(EstimateConfig, estimate_flags, "craft train", prefix=_ESTIMATE)
     settings = config_class(craft_flags)
-    flags = without_flag("--output_dir", rest)  # nothing is written, so it may be there already
+    flags = without_flag("--output_dir", rest)  # nothing is written, so it may exist
     cfg, craft = read_settings(flags, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
-    device = flag_value("--policy.device", rest) or cfg.policy.device  # as typed: the device need not be here
+    device = flag_value("--policy.device", rest) or cfg.policy.device  # as typed: this machine need not have it
     found = estimate(cfg, craft, options, device)
     print(as_json(found) if options.json else as_text(found, on_cpu=device == "cpu"))
     return 0
 
 
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """CRaFT's flags without their prefix, and lerobot's; `--craft.x=y`, `--craft.x y` and `craft.x=y` are the same."""
+    """Split CRaFT's flags, without prefix, from lerobot's; `--craft.x=y`, `--craft.x y` and `craft.x=y` are equal."""
     craft, rest = _split(argv, _CRAFT)
     aliased = []
     for argument in rest:
@@ -87,7 +87,7 @@ def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def take_estimate_flags(argv: Sequence[str]) -> tuple[list[str] | None, list[str]]:
-    """Flags behind `--estimate.` without their prefix (None: no estimate is asked for), and the others."""
+    """Split off `--estimate.*` flags, without prefix (None: no estimate requested)."""
     flags, rest = _split(argv, _ESTIMATE)
     asked = [argument for argument in rest if argument.partition("=")[0] == "--estimate"]
     for argument in asked:
@@ -97,13 +97,13 @@ def take_estimate_flags(argv: Sequence[str]) -> tuple[list[str] | None, list[str
 
 
 def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
-    """Flags behind a prefix, without it and as one word each, and the others as they are."""
+    """Split off flags with a prefix; they are returned without it, one word each."""
     taken: list[str] = []
     rest: list[str] = []
     arguments = iter(argv)
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        # Without dashes and without = it is the value of the flag before it, such as a job's name.
+        # Without dashes and without = it is the previous flag's value, such as a job name.
         if not name.startswith((f"--{prefix}", prefix) if equals else f"--{prefix}"):
             rest.append(argument)
             continue
@@ -111,7 +111,7 @@ def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
             value = next(arguments, "--")
             if value.startswith("--"):
                 raise CraftError(f"{name} needs a value: write {name}=VALUE")
-        # As one word: argparse takes a value such as -2,-1 for a flag.
+        # One word, because argparse takes a value such as -2,-1 for a flag.
         taken.append(f"--{name.removeprefix('--').removeprefix(prefix)}={value}")
     return taken, rest
 
@@ -120,7 +120,7 @@ def _help(rest: Sequence[str]) -> int:
     print(_USAGE)
     print(help_text(), flush=True)
     chosen = [argument for argument in rest if argument.partition("=")[0].endswith((".type", "discover_packages_path"))]
-    if chosen:  # their flags are known to lerobot alone, which takes its time
+    if chosen:  # only lerobot knows their flags, and it is slow to import
         from lerobot_craft.lerobot_api.train_flags import print_train_help
 
         print("\nflags of lerobot-train, with those of the types that were chosen:\n", flush=True)

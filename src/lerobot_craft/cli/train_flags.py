@@ -1,7 +1,7 @@
-"""Flags of `craft train` without importing what they configure: their names and help are read from source files.
+"""Names and help of `craft train`'s flags, read from source files instead of importing what they configure.
 
-torch and lerobot take ten seconds and more to import. A misspelt flag is found, and `--help` answers, before that. The
-source files are those of the installed packages, so a flag is known here exactly when it exists.
+Importing torch and lerobot takes ten seconds and more. A misspelled flag is found, and `--help` answers, before that.
+The sources are those of the installed packages, so a flag is known here exactly if it exists.
 """
 
 import ast
@@ -18,7 +18,7 @@ _OWN = Path(__file__).parents[1]
 _ALWAYS = ("help", "config_path", "discover_packages_path", "estimate")
 _WIDTH = 100
 
-# What a first run needs, in the words of a first run; the rest follows by group.
+# The flags of a first run, with help for beginners; the rest follows by group.
 _FIRST = {
     "policy.path": "The policy to fine-tune: a checkpoint directory, or a name on the Hub.",
     "dataset.repo_id": "The new task's dataset.",
@@ -31,7 +31,7 @@ _FIRST = {
     "craft.old_dataset.repo_id": "What to keep, if you have old data: datasets separated by commas.",
     "resume": "true: continue from the last checkpoint of --output_dir, or start if there is none.",
 }
-# The first flag of each group of CRaFT's settings, in the order of the file, and what the group is about.
+# The first flag of each group of CRaFT's settings, in file order, and the group's title.
 _CRAFT_GROUPS = {
     "enabled": "method",
     "anchor_cache_dir": "anchors in training",
@@ -48,7 +48,7 @@ _CRAFT_GROUPS = {
 
 
 class Flag(NamedTuple):
-    """One flag: its name without dashes, its default as the source has it, its help, and the class of its type."""
+    """A flag: name without dashes, default as in the source, help, and the class of its type."""
 
     name: str
     default: str
@@ -57,7 +57,7 @@ class Flag(NamedTuple):
 
 
 def train_flags() -> dict[str, Flag]:
-    """CRaFT's flags, the estimate's and lerobot's own, by name; those of a policy or environment are not listed."""
+    """Flags of CRaFT, of the estimate and of lerobot, by name; those of a policy or environment are not listed."""
     craft = _fields(_OWN / "training" / "config.py", "CraftConfig")
     dataset = _fields(_OWN / "anchors" / "recipe.py", "DatasetFlags")
     estimate = _fields(_OWN / "training" / "estimate" / "options.py", "EstimateConfig")
@@ -72,9 +72,9 @@ def train_flags() -> dict[str, Flag]:
 
 
 def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
-    """Refuse a flag that does not exist, with the one that was probably meant.
+    """Refuse a flag that does not exist, and suggest the one probably meant.
 
-    Flags of a policy, an environment or an optimizer depend on its type, which a plugin may bring: draccus checks them.
+    Flags of a policy, environment or optimizer depend on its type, which may come from a plugin: draccus checks them.
     """
     known = train_flags()
     groups = {name for name, flag in known.items() if flag.type}
@@ -95,7 +95,7 @@ def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
 
 
 def help_text() -> str:
-    """All flags: those of a first run, then group by group."""
+    """All flags: those of a first run, then by group."""
     known = train_flags()
     first = [known.get(name, Flag(name, "", "", ""))._replace(help=text) for name, text in _FIRST.items()]
     title = ""
@@ -113,7 +113,7 @@ def help_text() -> str:
 
 
 def _nested(fields: Sequence[Flag], prefix: str, classes: Mapping[str, Sequence[Flag]]) -> Iterator[Flag]:
-    """The fields with their prefix; in place of one that is a known dataclass, its fields."""
+    """The fields with their prefix; a known dataclass is replaced by its fields."""
     for flag in fields:
         name = f"{prefix}{flag.name}"
         if flag.type in classes:
@@ -124,7 +124,7 @@ def _nested(fields: Sequence[Flag], prefix: str, classes: Mapping[str, Sequence[
 
 
 def _fields(source: Path, class_name: str) -> list[Flag]:
-    """The fields of a dataclass, with the comments above or behind them as help."""
+    """The fields of a dataclass, with the comment above or after each as help."""
     text = source.read_text(encoding="utf-8")
     lines = text.splitlines()
     classes = (node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == class_name)
@@ -151,7 +151,7 @@ def _comment_above(lines: Sequence[str], row: int) -> str:
 
 
 def _class_of(annotation: ast.expr) -> str:
-    """The dataclass in an annotation such as `X`, `m.X | None`; nothing for plain values."""
+    """The dataclass in an annotation such as `X` or `m.X | None`; empty for plain values."""
     text = ast.unparse(annotation).removesuffix(" | None").rpartition(".")[2]
     return text if text[:1].isupper() and text not in ("Path", "Any") else ""
 
@@ -160,7 +160,7 @@ def _nearest(name: str, known: Mapping[str, Flag]) -> str | None:
     near = difflib.get_close_matches(name, [*known, *_ALWAYS, "policy.path"], n=1, cutoff=0.75)
     if near:
         return near[0]
-    # The prefix was left out, or is another one.
+    # The prefix is missing or wrong.
     by_end = {full.rpartition(".")[2]: full for full in reversed(list(known))}
     near = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
     return by_end[near[0]] if near else None
@@ -180,6 +180,6 @@ def _lines(flags: Sequence[Flag]) -> str:
 
 
 def _as_typed(default: str) -> str:
-    """A default as it would be written on the command line."""
+    """A default as typed on the command line."""
     words = {"True": "true", "False": "false", "''": "empty"}
     return words.get(default, default.strip("'\"").replace("_", "") if default[:1].isdigit() else default.strip("'\""))

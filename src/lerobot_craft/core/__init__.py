@@ -1,6 +1,6 @@
 """The mathematics of constrained retention: pure torch, no lerobot, no files.
 
-Every public name is here; docs/method.md numbers the equations that the docstrings cite.
+All public names are exported here. The equation numbers in docstrings refer to docs/method.md.
 """
 
 from lerobot_craft.core.drift import DriftKind, drift, token_cross_entropy

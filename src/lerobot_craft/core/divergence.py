@@ -1,8 +1,7 @@
-"""Whether ranks that should hold the same weights do, to the bit, at the price of reading the weights once.
+"""Checks that all ranks hold bit-identical weights, by reading the weights once.
 
-Under DDP every rank starts with the same weights and takes the same steps. Nothing checks that it stays so: a rank with
-a fault in its memory, another kernel or another library goes its own way, gradients are averaged as before, and the
-policy that the main rank saves is not the one that the others' losses came from.
+Under DDP every rank starts from the same weights and takes the same steps, but nothing checks that they stay equal. If
+one rank drifts (a memory fault, a different kernel), the saved policy did not produce the other ranks' losses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,26 +14,26 @@ from torch.distributed.tensor import DTensor
 
 from lerobot_craft.core.ranks import gather_over_ranks, world_size
 
-_BLOCK = 2**22  # elements that do not fill words: torch sums them in 64 bits by way of a copy
+_BLOCK = 2**22  # torch makes a 64-bit copy of elements that it cannot read as words, so they are summed in blocks
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Divergence(NamedTuple):
-    """Ranks that hold something else than most."""
+    """Ranks whose values differ from those of the majority."""
 
     ranks: list[int]
-    first: str  # the name of the first thing that differs, on the first of them
+    first: str  # name of the first value that differs on the first of these ranks
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Sum of a tensor's bits, read as 64-bit integers, modulo 2^64, on its device: int64, a scalar.
+    """Sum a tensor's bits as 64-bit integers modulo 2^64: a scalar int64 on the tensor's device.
 
-    Not a float sum: that is not the same in every order, and a NaN in one element would hide all others.
+    A float sum would depend on the order, and one NaN would hide all other values.
     """
     flat = tensor.detach().reshape(-1)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
     in_words, in_a_word = 0, 8 // flat.element_size()
-    if flat.storage_offset() % in_a_word == 0:  # torch takes words only where they begin
+    if flat.storage_offset() % in_a_word == 0:  # torch can only view aligned memory as 64-bit words
         in_words = flat.numel() // in_a_word * in_a_word
         total += flat[:in_words].view(torch.int64).sum()
     for block in flat[in_words:].view(_BITS[flat.element_size()]).split(_BLOCK):
@@ -45,11 +44,11 @@ def checksum(tensor: Tensor) -> Tensor:
 def find_divergence(
     tensors: Mapping[str, Tensor], others: Mapping[str, int] | None = None, group: dist.ProcessGroup | None = None
 ) -> Divergence | None:
-    """Compare over ranks what each of them should hold alike; a collective that gives every rank the same answer.
+    """Compare values that should be equal on all ranks. A collective: every rank gets the same answer.
 
     Args:
-        tensors: By name. Sharded ones are left out: no two ranks hold the same part.
-        others: Further numbers by name, such as a digest of the multipliers; 64 bits with a sign.
+        tensors: By name. Sharded tensors are skipped, because each rank holds a different part.
+        others: More numbers by name, such as a digest of the multipliers; signed 64-bit.
         group: The ranks that share the model.
     """
     if world_size(group) == 1:
@@ -71,5 +70,5 @@ def find_divergence(
 
 
 def _most_common(rows: Sequence[list[int]]) -> list[int]:
-    """The row that most ranks have; among equals that of the lowest rank."""
+    """The row that most ranks hold; on a tie, the lowest rank's."""
     return max(rows, key=lambda row: rows.count(row))

@@ -1,8 +1,7 @@
 """How far the student has moved from its teacher: docs/method.md, equations (1) to (5).
 
-A drift is computed per position (the last dimension is the vector that is compared), averaged over the valid
-positions of a sample, and then over samples. All arithmetic is at least float32: float16 and bfloat16 inputs are
-widened first, so that a difference of two close values is not lost to rounding and a square does not overflow.
+Drift is computed per position (the last dimension is the compared vector), averaged over a sample's valid positions,
+then over samples. Inputs are widened to float32: small differences survive rounding and squares do not overflow.
 """
 
 import math
@@ -17,8 +16,8 @@ from lerobot_craft.core.precision import widen
 from lerobot_craft.core.tail import fold_tail
 
 DriftKind = Literal["mse", "cosine", "l1", "kl"]
-# Relative to the largest entry of a vector: what two float32 forwards of the same input differ by at most, when the
-# sizes of their batches differ. Sums inside the policy are larger than what they end in, so it is a multiple of eps.
+# Largest difference between two float32 forwards of the same input at different batch sizes, relative to the vector's
+# largest entry. A multiple of eps, because sums inside the policy are larger than its outputs.
 _VALUE_ROUNDING = 32 * torch.finfo(torch.float32).eps
 
 
@@ -27,20 +26,20 @@ def _mse(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def _l1(student: Tensor, teacher: Tensor) -> Tensor:
-    # The slope of |x| is +-1 however small x is: a difference that is rounding would pull as hard as any other.
+    # The slope of |x| is +-1 however small x is, so a rounding error would pull as hard as real drift.
     difference = student - teacher
     rounding = _VALUE_ROUNDING * teacher.abs().amax(dim=-1, keepdim=True)
     return torch.where(difference.abs() > rounding, difference, difference.detach()).abs().mean(dim=-1)
 
 
 def _cosine(student: Tensor, teacher: Tensor) -> Tensor:
-    # 1 - cos(s, t) = |s/|s| - t/|t||^2 / 2. Unlike `1 - cosine_similarity`, this is exactly 0 for equal inputs,
-    # never negative, and keeps its digits where the drift is small, which is where the budget lives.
+    # 1 - cos(s, t) = |s/|s| - t/|t||^2 / 2. Unlike `1 - cosine_similarity`, this is exactly 0 for equal inputs, never
+    # negative, and precise for small drifts, where the budget lies.
     return (F.normalize(student, dim=-1) - F.normalize(teacher, dim=-1)).square().sum(dim=-1) / 2
 
 
 def _kl(student: Tensor, teacher: Tensor) -> Tensor:
-    # KL(teacher || student) of the distributions that the logits stand for. Rounding can leave it at -1e-8.
+    # KL(teacher || student) of the softmax distributions. Rounding can leave -1e-8.
     log_p, log_q = teacher.log_softmax(dim=-1), student.log_softmax(dim=-1)
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
 
@@ -66,12 +65,12 @@ def drift(
 
     Args:
         student: [B, ..., D], any floating dtype; gradients flow into it.
-        teacher: the same shape; treated as a constant. For `kl` both are logits over the last dimension.
+        teacher: Same shape, treated as a constant. For `kl` both are logits over the last dimension.
         kind: `mse`, `cosine` (1 - cos, in [0, 2]), `l1` or `kl` (teacher relative to student).
-        mask: boolean, broadcastable to [B, ...] (without D); False positions count for nothing, whatever they
-            hold, NaN included. A sample without one valid position has drift 0 and does not enter the mean.
-        scale: positive number, or tensor broadcastable to [B, ...] (without D), by which position drifts are
-            divided: e.g. the variance of each layer's features, or the teacher's own error on its demonstrations.
+        mask: Boolean, broadcastable to [B, ...] (without D); False positions are ignored, even if they hold NaN. A
+            sample without a valid position has drift 0 and is left out of the mean.
+        scale: Positive number, or tensor broadcastable to [B, ...] (without D), that divides position drifts: e.g. the
+            variance of each layer's features, or the teacher's own error on its demonstrations.
         reduction: "mean" for a scalar, "none" for one value per sample, [B].
     """
     if kind not in _POSITION_DRIFT:
@@ -83,7 +82,7 @@ def drift(
     student, teacher = widen(student), widen(teacher.detach())
     if mask is not None:
         mask = mask.to(torch.bool).expand(student.shape[:-1])
-        # Blank the inputs, not only the result: the gradient of an ignored NaN would be 0 * NaN.
+        # Masking only the result is not enough: the gradient of an ignored NaN would be 0 * NaN.
         student = student.masked_fill(~mask.unsqueeze(-1), 0)
         teacher = teacher.masked_fill(~mask.unsqueeze(-1), 0)
 
@@ -104,21 +103,21 @@ def token_cross_entropy(
 
     Args:
         logits: [B, T, V], any floating dtype.
-        labels: [B, T], token ids; values under an ignored position may be anything, -100 included.
-        mask: boolean [B, T]; as in `drift`.
+        labels: [B, T], token ids; ignored positions may hold any value, including -100.
+        mask: Boolean [B, T]; as in `drift`.
         reduction: "mean" for a scalar, "none" for one value per sample, [B].
     """
     if mask is None:
         mask = torch.ones_like(labels, dtype=torch.bool)
     mask = mask.to(torch.bool)
-    # The label's logit beside the log-sum-exp of all others: a choice between two, without a copy of the logits.
+    # The label's logit against the log-sum-exp of all others: exact, without a copy of the logits.
     folded = fold_tail(logits, labels.masked_fill(~mask, 0).unsqueeze(-1)).masked_fill(~mask.unsqueeze(-1), 0)
     positions = -folded.log_softmax(dim=-1)[..., 0]  # [B, T]
     return _reduce(positions, mask, reduction)
 
 
 def _reduce(positions: Tensor, mask: Tensor | None, reduction: str) -> Tensor:
-    """[B, ...] position values -> one value per sample, or their mean over the samples that have one."""
+    """[B, ...] position values -> one value per sample, or the mean over samples with a valid position."""
     if reduction not in ("mean", "none"):
         raise ValueError(f"reduction must be mean or none; got {reduction!r}")
     if mask is None:

@@ -1,7 +1,6 @@
-"""The dual side: multipliers that hold the budget, and the budget over time. docs/method.md, equations (17) to (21).
+"""Multipliers that enforce the budget, and the budget schedule. docs/method.md, equations (17) to (21).
 
-Multipliers are a handful of Python floats: they are the same on every rank (drifts are reduced first), their state
-is JSON, and no rule can make them NaN or infinite.
+Multipliers are Python floats, equal on all ranks. Their state is JSON, and no rule can make them NaN or infinite.
 """
 
 import math
@@ -16,16 +15,16 @@ EpsilonDecay = Literal["linear", "cosine", "exponential"]
 
 _MULTIPLYING = ("log", "ratio")
 
-# Violations beyond this are cut to it, so that no sum or product of them can overflow. Any sane clip binds earlier.
+# Larger violations are clipped to this, so that no sum or product overflows. Any reasonable clip binds earlier.
 _LARGEST_VIOLATION = 1e30
-# One measurement moves the logarithm of a multiplier by at most this much times lambda_lr (19a).
+# Largest change of log(multiplier) per measurement, as a multiple of lambda_lr (19a).
 _LARGEST_LOG_RATIO = 1.0
 
 
 def update_lambda(lambda_: float, retention_loss: float, epsilon: float, lambda_lr: float, lambda_max: float) -> float:
     """The rule of the original notes: clip(lambda + lambda_lr (L_ret - eps), 0, lambda_max), equation (17).
 
-    All are scalars: the multiplier, the retention loss, its budget, the rate and the maximum. Returns the next one.
+    All arguments are scalars. Returns the next multiplier.
     """
     dual = Dual(initial_lambda=lambda_, lambda_lr=lambda_lr, lambda_max=lambda_max)
     return Multipliers(dual).update([retention_loss - epsilon])[0]
@@ -63,19 +62,18 @@ def epsilon_schedule(
 
 @dataclass(frozen=True)
 class Dual:
-    """How multipliers move. The defaults are the specification's.
+    """How multipliers move. Defaults follow the specification.
 
     Attributes:
-        rule: `ascent` (17), `pi` (nuPI, 18), `log` (ascent on log lambda, 19) or `ratio` (the same on log(L_ret / eps),
-            19a: one gain fits every budget).
-        initial_lambda: where every multiplier starts.
-        lambda_lr: step per unit of violation (the integral gain of `pi`).
-        lambda_min: floor; a multiplier that reaches 0 lets a skill go before the violation is seen. `log` and `ratio`
-            need > 0.
-        lambda_max: ceiling.
-        fall_rate: in [0, 1]; falling multipliers move this much slower than rising ones (20). 1 is symmetric.
-        proportional_gain: of `pi`, relative to lambda_lr.
-        smoothing: nu of `pi` in [0, 1): share of the old value in the moving average of the violation.
+        rule: `ascent` (17), `pi` (nuPI, 18), `log` (ascent on log lambda, 19) or `ratio` (ascent on log lambda by
+            log(L_ret / eps), 19a: one gain fits every budget).
+        initial_lambda: Start value of every multiplier.
+        lambda_lr: Step per unit of violation (the integral gain of `pi`).
+        lambda_min: Floor; > 0 for `log` and `ratio`. At 0, a skill can be lost before its violation is measured.
+        lambda_max: Ceiling.
+        fall_rate: In [0, 1]: how fast multipliers fall relative to how fast they rise (20). 1 is symmetric.
+        proportional_gain: For `pi`, relative to lambda_lr.
+        smoothing: nu of `pi`, in [0, 1): weight of the old value in the moving average of the violation.
     """
 
     rule: DualRule = "ascent"
@@ -114,8 +112,8 @@ class Multipliers:
     """One multiplier per constraint group (an old task, an instruction), moved by its own violation.
 
     Args:
-        dual: the rule and its bounds.
-        groups: a name per constraint, in the order of the violations; one nameless group by default.
+        dual: The rule and its bounds.
+        groups: One name per constraint, in the order of the violations. Default: one group, "all".
     """
 
     def __init__(self, dual: Dual, groups: Sequence[str] = ("all",)) -> None:
@@ -124,11 +122,11 @@ class Multipliers:
         self.dual = dual
         self.groups = tuple(groups)
         self.values = [dual.initial_lambda] * len(groups)
-        # xi of (18); of `ratio`, whose student is its teacher at first, as far below the budget as it counts.
+        # xi of (18). `ratio` starts at the lowest ratio that it counts, because the student starts as its teacher.
         self._smoothed = [-_LARGEST_LOG_RATIO if dual.rule == "ratio" else 0.0] * len(groups)
 
     def follow(self, drifts: Sequence[float | None], epsilon: float, elapsed_steps: int = 1) -> list[float]:
-        """Move each multiplier by its drift against the budget; None is no measurement. Return the new values."""
+        """Move each multiplier by its drift against the budget; None means no measurement. Return the new values."""
         violations = [None if drift is None else self._violation(drift, epsilon) for drift in drifts]
         return self.update(violations, elapsed_steps)
 
@@ -142,8 +140,8 @@ class Multipliers:
     def update(self, violations: Sequence[float | None], elapsed_steps: int = 1) -> list[float]:
         """Move each multiplier by its violation L_ret - eps; return the new values.
 
-        A violation of None (no anchor of that group in the batch) or one that is not finite is no measurement: its
-        multiplier stays. `elapsed_steps` is the K of K-step retention (22): one measurement stands for K steps.
+        A violation that is None (no anchor of that group in the batch) or not finite leaves its multiplier unchanged.
+        `elapsed_steps` is the K of K-step retention (22): one measurement counts for K steps.
         """
         for i, violation in enumerate(self._checked(violations)):
             if violation is not None and math.isfinite(violation):
@@ -157,12 +155,12 @@ class Multipliers:
         if dual.rule in ("pi", "ratio"):
             before = self._smoothed[i]
             self._smoothed[i] = dual.smoothing * before + (1 - dual.smoothing) * violation
-            # Differences telescope, so unlike the integral part they need no factor for the steps between.
+            # Differences telescope, so unlike the integral part they need no factor for skipped steps.
             change += dual.proportional_gain * (self._smoothed[i] - before)
         change *= dual.lambda_lr * (dual.fall_rate if change < 0 else 1.0)
         if dual.rule in _MULTIPLYING:
             low, high = math.log(dual.lambda_min), math.log(dual.lambda_max)
-            # Clipped twice: before, so that exp cannot overflow; after, because exp(log(10)) is above 10.
+            # Clipped before exp, so that it cannot overflow, and after, because exp(log(10)) is above 10.
             return self._clip(math.exp(max(low, min(high, math.log(self.values[i]) + change))))
         return self._clip(self.values[i] + change)
 
@@ -175,7 +173,7 @@ class Multipliers:
         return violations
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as JSON values; floats survive a round trip through JSON exactly."""
+        """The changing state as JSON values; floats survive the round trip exactly."""
         return {
             "rule": self.dual.rule,
             "groups": list(self.groups),
@@ -184,7 +182,7 @@ class Multipliers:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the values of `state_dict`, within this run's bounds; refuse those of another rule or other groups."""
+        """Load a `state_dict`, clipped to this run's bounds. Another rule or other groups are refused."""
         absent = {"rule", "groups", "values", "smoothed"} - set(state)
         if absent:
             raise CraftError(f"the saved multipliers lack {', '.join(sorted(absent))}: resume from another checkpoint")

@@ -1,8 +1,7 @@
 """Lists of gradients as one long vector: inner products, in-place combination, averaging over ranks.
 
-A gradient list has one entry per parameter, in a fixed order; `None` stands for a gradient of zeros. Entries may be
-plain tensors (replicated on every rank, as under DDP) or DTensors (sharded, as under FSDP2). An inner product of one
-shard can even have the wrong sign, so every product is summed over ranks before anybody looks at it.
+A gradient list has one entry per parameter, in a fixed order; `None` means zeros. Entries are tensors (replicated, as
+under DDP) or DTensors (sharded, as under FSDP2). Products are summed over ranks: one shard's can have the wrong sign.
 """
 
 import math
@@ -23,7 +22,7 @@ Gradients = Sequence[Tensor | None]
 
 @dataclass
 class _Scalars:
-    """Inner products of blocks, still on their devices, and the part of the parameters that each belongs to."""
+    """Inner products of blocks, still on their devices, and the index of each block's parameter part."""
 
     values: list[Tensor] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
@@ -33,22 +32,20 @@ class _Scalars:
         self.parts.append(part)
 
 
-# Inner products walk the gradients in blocks. On a CPU both blocks stay in the cache while their three products are
-# taken, so memory is read once instead of twice; on an accelerator a block only bounds the float32 copy of
-# low-precision gradients.
+# Inner products are computed in blocks. On a CPU both blocks stay in cache for all three products, so memory is read
+# once instead of twice. On an accelerator a block only limits the float32 copy of low-precision gradients.
 _CPU_BLOCK = 2**19
 _ACCELERATOR_BLOCK = 2**25
-# Squares in float32 end at 1e38 and lose digits below 1e-38; sums of them below this may be made of such.
+# float32 squares lose digits below 1e-38, so sums of squares below this may be inexact.
 _SHORT = 1e-20
-_BUCKET_BYTES = 2**25  # per all-reduce: few messages, and far less than a gradient copy
+_BUCKET_BYTES = 2**25  # per all-reduce: few messages, and much smaller than a gradient copy
 
 
 def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradient of `loss` for each parameter, in memory of its own. `.grad` must be empty, and is afterwards.
+    """Gradient of `loss` for each parameter, in separate memory. `.grad` must be empty before and is empty after.
 
-    Not by `loss.backward()`: that runs the hooks which DDP hangs on every parameter. Outside DDP's own backward they
-    still mark the parameter as used, and if the task does not use it, DDP's next backward fails. FSDP2 is the other
-    way round: it reduces gradients in its backward hooks, so sharded parameters need a real backward.
+    `loss.backward()` would run DDP's hooks, which mark parameters as used; DDP's next backward fails if the task does
+    not use them. FSDP2 reduces gradients in its backward hooks, so sharded parameters need a real backward.
     """
     if any(isinstance(p, DTensor) for p in parameters):
         torch.autograd.backward(loss)
@@ -60,10 +57,10 @@ def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | N
 
 
 def loud(loss: Tensor) -> Tensor:
-    """The loss itself; if it is NaN or infinite, one whose gradient is NaN throughout, here and on all ranks.
+    """Return the loss. If it is NaN or infinite, its gradient becomes NaN everywhere, on all ranks.
 
-    Some losses hide what they are: the slope of |x| is 0 at NaN and 1 at infinity, so an L1 loss of NaN would move the
-    weights, or leave a part of the batch out, and nobody would know. No value is read: nothing waits for the device.
+    Some losses hide a bad value: the slope of |x| is 0 at NaN and 1 at infinity, so a NaN L1 loss would silently move
+    the weights or skip part of the batch. The check reads no value, so it does not wait for the device.
     """
     return loss * torch.where(loss.detach().isfinite(), 1.0, math.nan).to(loss.dtype)
 
@@ -71,8 +68,8 @@ def loud(loss: Tensor) -> Tensor:
 def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None = None) -> tuple[float, float, float]:
     """(<a,a>, <a,b>, <b,b>) over all parameters and ranks: equation (11).
 
-    Each block is summed in float32 (float64 for float64 gradients), blocks and ranks in float64. Where float32 could
-    not hold a square, everything is summed in float64: a second pass, which ordinary gradients never need.
+    Blocks are summed in float32 (float64 for float64 gradients), and their sums over blocks and ranks in float64. If
+    float32 cannot hold a square, a second pass uses float64. Ordinary gradients never need it.
     """
     return inner_products_by_part(a, b, (), group)[0]
 
@@ -80,20 +77,19 @@ def inner_products(a: Gradients, b: Gradients, group: dist.ProcessGroup | None =
 def inner_products_by_part(
     a: Gradients, b: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None = None
 ) -> list[tuple[float, float, float]]:
-    """The products over all parameters, as `inner_products` has them to the bit, then those of each part of them.
+    """The products over all parameters, bit-identical to `inner_products`, then those of each part.
 
-    They are sums of the same numbers, which have come from the device and cross ranks together already: a part costs
-    no pass over a gradient and no message.
+    Both come from the same block products, so parts need no extra pass over the gradients and no extra message.
 
     Args:
         a: Gradients.
-        b: Others of the same parameters.
-        parts: Which part each parameter belongs to, counted from 0; empty: no parts.
+        b: Other gradients of the same parameters.
+        parts: The part each parameter belongs to, counted from 0; empty: no parts.
         group: The ranks that share the model.
     """
     found = _products(a, b, parts, group, torch.float32)
     (aa, _, bb), *_ = found
-    # The same numbers on every rank, so all go the same way.
+    # All ranks hold the same numbers, so all take the same branch.
     short = 0 <= aa < _SHORT or (0 <= bb < _SHORT and any(g is not None for g in b))
     if short or not (math.isfinite(aa) and math.isfinite(bb)):
         return _products(a, b, parts, group, torch.float64)
@@ -103,7 +99,7 @@ def inner_products_by_part(
 def _products(
     a: Gradients, b: Gradients, parts: Sequence[int], group: dist.ProcessGroup | None, at_least: torch.dtype
 ) -> list[tuple[float, float, float]]:
-    # Keyed by the weight of a rank's values in the sum over ranks: what is held twice must count once.
+    # Keyed by a rank's weight in the sum over ranks: replicated values must count once.
     products: dict[float, list[_Scalars]] = defaultdict(lambda: [_Scalars(), _Scalars(), _Scalars()])
     world = world_size(group)
     for x, y, part in zip(a, b, parts or [0] * len(a), strict=True):
@@ -136,9 +132,8 @@ def squared_norm(gradients: Gradients, group: dist.ProcessGroup | None = None) -
 def combine_(a: Gradients, b: Gradients, weight_a: float, weight_b: float) -> list[Tensor | None]:
     """weight_a * a + weight_b * b, in place: into `a` where it exists, else into `b`. No tensor is allocated.
 
-    Writing into `a` matters under DDP, whose `gradient_as_bucket_view` makes the task gradients views of its own
-    buckets: they stay so. With weight_b = 0 the result is that of `a` alone, missing gradients included: to an
-    optimizer with weight decay a gradient of zeros is not the same as none.
+    DDP's `gradient_as_bucket_view` makes task gradients views of its buckets; writing into `a` preserves that. With
+    weight_b = 0, gradients missing in `a` stay None: an optimizer with weight decay treats zeros differently.
     """
     if weight_b == 0.0:
         b = [None] * len(b)
@@ -159,10 +154,9 @@ def combine_(a: Gradients, b: Gradients, weight_a: float, weight_b: float) -> li
 def average_over_ranks(
     parameters: Sequence[Tensor], gradients: Gradients, group: dist.ProcessGroup | None = None
 ) -> list[Tensor | None]:
-    """Mean of the gradients over ranks, in place. DTensors come back as they are: FSDP2 has reduced them already.
+    """Mean of the gradients over ranks, in place. DTensors are returned unchanged: FSDP2 has already reduced them.
 
-    A parameter that only some ranks reached counts as zero on the others. Ranks agree on that before they exchange
-    gradients, or they would wait for each other forever.
+    A parameter that only some ranks reached counts as zero on the others. Ranks first agree on this to avoid deadlock.
     """
     world = world_size(group)
     if world == 1:
@@ -183,7 +177,7 @@ def local_part(gradient: Tensor) -> Tensor:
 
 
 def _owned(gradients: Gradients) -> list[Tensor | None]:
-    """The same gradients, each alone in its memory: autograd may return one tensor, or views of it, for several."""
+    """The same gradients, none sharing memory: autograd may return one tensor, or views of it, for several."""
     owners: set[int] = set()
     owned: list[Tensor | None] = []
     for g in gradients:
@@ -197,7 +191,7 @@ def _owned(gradients: Gradients) -> list[Tensor | None]:
 
 
 def _blocks(gradient: Tensor | None, at_least: torch.dtype) -> Iterator[Tensor]:
-    """This rank's part of a gradient, flat, in `at_least` this precision, block by block."""
+    """This rank's part of a gradient: flat blocks in at least the precision `at_least`."""
     if gradient is None:
         return
     flat = local_part(gradient).detach().reshape(-1)
@@ -220,14 +214,14 @@ def _share(gradient: Tensor, world: int) -> float:
 
 
 def _on_cpu(kinds: list[_Scalars]) -> tuple[Tensor, ...]:
-    """The scalars of each kind as one float64 tensor, by one transfer for all: each would wait for the device."""
+    """The scalars of each kind as one float64 tensor, in a single transfer: each transfer waits for the device."""
     scalars = [scalar for kind in kinds for scalar in kind.values]
     values = torch.stack([s.to(scalars[0].device) for s in scalars]).cpu().double()
     return tuple(values.split([len(kind.values) for kind in kinds]))
 
 
 def _average_bucket(bucket: list[Tensor], world: int, group: dist.ProcessGroup | None) -> None:
-    if len(bucket) == 1 and bucket[0].is_contiguous():  # no copy: it may be an embedding table of gigabytes
+    if len(bucket) == 1 and bucket[0].is_contiguous():  # no copy: it may be an embedding table of several gigabytes
         dist.all_reduce(bucket[0], group=group)
         bucket[0].div_(world)
         return
@@ -239,7 +233,7 @@ def _average_bucket(bucket: list[Tensor], world: int, group: dist.ProcessGroup |
 
 
 def _buckets(gradients: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Runs of gradients of one dtype and device, each about `_BUCKET_BYTES` large."""
+    """Groups of consecutive gradients with one dtype and device, each about `_BUCKET_BYTES` large."""
     bucket: list[Tensor] = []
     size = 0
     for g in gradients:

@@ -1,7 +1,7 @@
-"""Float32 copies of bfloat16 weights, which the optimizer moves in their place.
+"""Float32 copies of bfloat16 weights, which the optimizer updates instead.
 
-bfloat16 has 8 significant bits: a weight w stays as it is where an update is smaller than about 2^-9 |w|, and at the
-learning rates of fine-tuning most updates are. The copies collect them, and the weights are the copies, rounded.
+bfloat16 has 8 significant bits, so a weight w does not change if an update is smaller than about 2^-9 |w|. Most
+fine-tuning updates are. The copies accumulate them, and the weights are the rounded copies.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,13 +15,13 @@ from lerobot_craft.core.sharding import like, replace_parameters
 
 
 class MasterWeights:
-    """Of the bfloat16 parameters of an optimizer that has not stepped yet; its moments are then float32 too.
+    """Master copies of an optimizer's bfloat16 parameters. The optimizer must not have stepped yet.
 
-    Gradients come in the parameters' own precision. As the optimizer steps, they are handed to the copies.
+    Gradients arrive in the parameters' precision and are passed to the copies at each step. Moments are float32 too.
 
     Args:
-        optimizer: It gets the copies in the place of the parameters.
-        parameters: By name, those that the optimizer moves among them.
+        optimizer: Its parameters are replaced by the copies.
+        parameters: The model's parameters by name; only those in the optimizer are used.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, parameters: Iterable[tuple[str, Tensor]]) -> None:
@@ -36,12 +36,12 @@ class MasterWeights:
 
     @property
     def nbytes(self) -> int:
-        """Of this rank's copies."""
+        """Bytes of this rank's copies."""
         return sum(local_part(copy).nbytes for copy in self.copies.values())
 
     @torch.no_grad()
     def load(self, saved: Mapping[str, Tensor]) -> None:
-        """Go on with whole copies of a checkpoint, by the same names."""
+        """Load full (unsharded) copies from a checkpoint, by name."""
         for name, copy in self.copies.items():
             copy.copy_(like(saved[name], copy))
             self._parameters[name].copy_(copy)
@@ -49,7 +49,7 @@ class MasterWeights:
     def _hand_over(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         for name, parameter in self._parameters.items():
             self.copies[name].grad = None if parameter.grad is None else parameter.grad.float()
-            parameter.grad = None  # at once: never two gradients of everything
+            parameter.grad = None  # freed at once, so that two full sets of gradients never exist
 
     @torch.no_grad()
     def _round(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

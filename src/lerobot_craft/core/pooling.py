@@ -1,7 +1,7 @@
-"""From a sequence of hidden states to the vectors that are retained: docs/method.md, equations (7) to (10).
+"""From a sequence of hidden states to the retained vectors: docs/method.md, equations (7) to (10).
 
-Which tokens are image, language, state or action is said by the caller (`TokenSpans`, taken from the model itself);
-which of them are real by the pad mask. Nothing here guesses a number of image tokens.
+The caller says which tokens are image, language, state or action (`TokenSpans`, taken from the model itself). The pad
+mask says which are real. Nothing here guesses a number of image tokens.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Span = tuple[int, int]  # [start, stop) along the token dimension
 
 @dataclass(frozen=True)
 class TokenSpans:
-    """Where each modality sits in the token sequence. A policy without a modality leaves its span out."""
+    """Position of each modality in the token sequence; omitted if the policy does not have it."""
 
     image: tuple[Span, ...] = ()  # one per camera
     language: Span | None = None
@@ -33,7 +33,7 @@ class TokenSpans:
 
 
 class Pooled(NamedTuple):
-    """Pooled vectors, and which of them stand on at least one real token."""
+    """Pooled vectors, and which of them come from at least one real token."""
 
     features: Tensor  # [B, D], [B, 2, D] (vision_mean+text_last) or [B, T, D] (none)
     valid: Tensor  # boolean, features.shape[:-1]
@@ -43,9 +43,9 @@ def identify_image_tokens(spans: TokenSpans, num_tokens: int, device: torch.devi
     """Boolean [T]: True where a position belongs to a camera.
 
     Args:
-        spans: where the cameras' tokens sit, as the model itself has it.
+        spans: Positions of the cameras' tokens, as the model reports them.
         num_tokens: T.
-        device: of the result.
+        device: Device of the result.
     """
     if not spans.image:
         raise ValueError("this policy reports no image tokens: choose a pooling other than image means")
@@ -61,15 +61,13 @@ def pool_hidden_states(hidden: Tensor, mask: Tensor, pooling: Pooling, spans: To
 
     Args:
         hidden: [B, T, D], any floating dtype. Means are taken in float32.
-        mask: boolean [B, T], False at padding and at the tokens of missing cameras.
+        mask: Boolean [B, T], False at padding and at the tokens of missing cameras.
         pooling: `mean_image_tokens` (7), `mean_masked` (8), `last_token` and `cls_token` (9: the last and the first
-            real token), `vision_mean+text_last` (10: both, stacked), `none` (every token; ignore those that are not
-            `valid`).
-        spans: where the modalities sit.
+            real token), `vision_mean+text_last` (10: both, stacked) or `none` (every token, also those not `valid`).
+        spans: Positions of the modalities.
 
     Returns:
-        `features` [B, D], [B, 2, D] (`vision_mean+text_last`) or [B, T, D] (`none`), and `valid`, boolean, the same
-        shape without D.
+        `features` [B, D], [B, 2, D] (`vision_mean+text_last`) or [B, T, D] (`none`); boolean `valid`, without D.
     """
     if mask.shape != hidden.shape[:2]:
         raise ValueError(f"mask {tuple(mask.shape)} must have one entry per token of hidden {tuple(hidden.shape)}")
@@ -98,7 +96,7 @@ def pool_hidden_states(hidden: Tensor, mask: Tensor, pooling: Pooling, spans: To
 
 def _mean(hidden: Tensor, chosen: Tensor) -> Pooled:
     count = chosen.sum(dim=1)  # [B]
-    kept = widen(hidden).masked_fill(~chosen.unsqueeze(-1), 0)  # a fill, so that NaN in padding cannot leak
+    kept = widen(hidden).masked_fill(~chosen.unsqueeze(-1), 0)  # filled, not multiplied: NaN in padding must not leak
     return Pooled(kept.sum(dim=1) / count.clamp_min(1).unsqueeze(-1), count > 0)
 
 

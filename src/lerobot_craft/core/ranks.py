@@ -1,6 +1,6 @@
-"""The processes that train one model: how many there are, and small numbers that they share.
+"""The processes that train one model: their number, and small values that they share.
 
-Everything here is a collective: all ranks of the group call it, in the same order.
+Everything here is a collective: all ranks of the group must call it, in the same order.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def world_size(group: dist.ProcessGroup | None = None) -> int:
-    """Number of ranks of the group, or of the default one; 1 without torch.distributed."""
+    """Number of ranks in the group (default: all); 1 without torch.distributed."""
     return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
 
 
@@ -25,7 +25,7 @@ def sum_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Te
 
 
 def gather_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """A small CPU tensor [n] of every rank, in their order: [ranks, n], on the CPU."""
+    """A small CPU tensor [n] from every rank, in rank order: [ranks, n], on the CPU."""
     world = world_size(group)
     if world == 1:
         return values.unsqueeze(0)
@@ -36,10 +36,9 @@ def gather_over_ranks(values: Tensor, group: dist.ProcessGroup | None = None) ->
 
 
 def main_decides(question: Callable[[], bool], group: dist.ProcessGroup | None = None) -> bool:
-    """The main rank's answer, on every rank; only the main one asks.
+    """The main rank's answer, on every rank; only the main rank asks.
 
-    For what each rank would look up for itself and find another way a moment later, such as a file on a shared disk:
-    ranks that part there call different collectives next.
+    Use it if ranks could see different answers, e.g. whether a shared file exists, and then call other collectives.
     """
     if world_size(group) == 1:
         return question()
@@ -49,7 +48,7 @@ def main_decides(question: Callable[[], bool], group: dist.ProcessGroup | None =
 
 
 def main_says(text: Callable[[], str], group: dist.ProcessGroup | None = None) -> str:
-    """The main rank's text, on every rank; only the main one makes it."""
+    """The main rank's text, on every rank; only the main rank computes it."""
     if world_size(group) == 1:
         return text()
     said = list(text().encode()) if dist.get_rank(group) == 0 else []

@@ -4,14 +4,13 @@
     for batch, anchors in ...:
         report = step(lambda: task_loss(model, batch), lambda: drift(model(anchors.x), anchors.y, reduction="none"))
 
-Order matters. The task backward finishes first: under DDP a second backward between its forward and its backward
-corrupts the reducer. Without projection and on one process, the weighted retention loss is then differentiated into the
-same gradients: no memory beyond plain training, and the two graphs are never alive together. Otherwise the task's
-gradients are set aside by moving references, not by copying, and the retention gradients are taken into fresh memory:
-two gradient copies in all, one more than plain training.
+Order matters: the task backward finishes first, because under DDP a second backward between its forward and its
+backward corrupts the reducer. On one process and without projection, the weighted retention loss is then added into the
+same gradients: no memory beyond plain training, and one graph at a time. Otherwise the task gradients are set aside by
+reference and retention gradients go into new memory: one gradient copy more than plain training.
 
-Under DDP the anchors go through the module inside the wrapper; under FSDP2 through the wrapped root, and (a rule of
-FSDP2's own) they must reach the same parameters on every rank.
+Under DDP, pass anchors through the module inside the wrapper. Under FSDP2, pass them through the wrapped root; FSDP2
+requires that they reach the same parameters on every rank.
 """
 
 import math
@@ -39,22 +38,22 @@ from lerobot_craft.errors import CraftError
 
 
 class AnchorDrift(NamedTuple):
-    """Drift of each anchor in the batch, and the constraint group that each belongs to."""
+    """Drift of each anchor in the batch, and the constraint group of each."""
 
     per_sample: Tensor  # [B], differentiable
     groups: Tensor | None = None  # [B], integer indices into Multipliers.groups; None: all in group 0
-    dtype: torch.dtype | None = None  # what the student computed in; None: the coarsest dtype of the parameters
+    dtype: torch.dtype | None = None  # dtype the student computed in; None: the parameters' coarsest dtype
 
 
 @dataclass(frozen=True)
 class AnchorReport:
-    """What one anchor step measured. Losses are means over all ranks; gradients are those before merging.
+    """Measurements of one anchor step. Losses are means over all ranks; gradients are those before merging.
 
-    `dot`, `cos` and `retention_norm` are None where the two gradients were added and never held apart.
+    `dot`, `cos` and `retention_norm` are None if the two gradients were added directly and never held separately.
     """
 
     retention_loss: float  # mean over the groups present, in the budget's unit
-    group_losses: tuple[float | None, ...]  # per group, in the budget's unit; None: the batch had no anchor of it
+    group_losses: tuple[float | None, ...]  # per group, in the budget's unit; None: the batch has no anchor of it
     lambdas: tuple[float, ...]  # as used in this step, before its dual update
     epsilon: float
     conflict: bool
@@ -64,18 +63,18 @@ class AnchorReport:
     retention_norm: float | None
     task_weight: float
     retention_weight: float
-    retention_bytes: int  # of this rank's retention gradient: the memory beyond plain training
-    part_cosines: dict[str, float]  # the cosine within each part of the parameters that both gradients reach
+    retention_bytes: int  # size of this rank's retention gradient: the memory beyond plain training
+    part_cosines: dict[str, float]  # cosine within each part of the parameters that both gradients reach
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step measured. `anchor` is None on the steps between two anchor batches."""
+    """Measurements of one step. `anchor` is None on steps without an anchor batch."""
 
     step: int  # counted from 0
-    task_loss: Tensor  # this rank's, detached, on its device: reading it is the caller's choice
+    task_loss: Tensor  # this rank's, detached, on its device; the caller decides when to read it
     task_norm: float  # of the task gradient, before any bound
-    merged_norm: float  # of the gradient that the optimizer saw
+    merged_norm: float  # of the gradient that the optimizer uses
     anchor: AnchorReport | None
 
 
@@ -88,21 +87,21 @@ class RetentionStep:
     """Task backward, set aside, retention backward, reduce, surgery, optimizer, dual: in this order.
 
     Args:
-        parameters: what is trained; those without `requires_grad` are left out.
-        optimizer: steps on the merged gradient.
-        multipliers: one per constraint group.
-        surgery: projection, merge mode and bounds.
-        epsilon: the budget at a step, e.g. a partial of `epsilon_schedule`.
-        units: the drift, per group, that counts as 1 against the budget, e.g. the teacher's own error on that task's
-            demonstrations. Multipliers move by the drift in this unit; their gradient stays that of the drift itself,
-            so that lambda keeps its meaning beside the task loss (25). 1 by default: the budget is absolute.
-        retention_freq: K; anchors are visited on every K-th step and count K-fold (22).
-        backward: how the task loss is differentiated; `accelerator.backward` under accelerate. It must leave unscaled
+        parameters: Those without `requires_grad` are skipped.
+        optimizer: Steps on the merged gradient.
+        multipliers: One per constraint group.
+        surgery: Projection, merge mode and bounds.
+        epsilon: The budget at a step, e.g. a partial of `epsilon_schedule`.
+        units: Per group, the drift that counts as 1 against the budget, e.g. the teacher's own error on that task's
+            demonstrations. Multipliers move by the drift in this unit; the gradient is that of the raw drift, so that
+            lambda stays comparable with the task loss (25). Default 1: an absolute budget.
+        retention_freq: K. Anchors are used on every K-th step and count K times (22).
+        backward: Differentiates the task loss; `accelerator.backward` under accelerate. It must leave unscaled
             gradients: float16 loss scaling is not supported, bfloat16 needs none.
-        group: the ranks that share this model; the default group if torch.distributed is initialised.
-        follows_anchors: whether multipliers move by the drift of the anchors that are trained on. Else the caller
-            measures on others and says so with `measured`.
-        parts: a name for each of `parameters`; the two gradients are then also compared within each name.
+        group: The ranks that share this model; default: the default group if torch.distributed is initialized.
+        follows_anchors: Whether multipliers follow the drift of the trained anchors. If not, the caller measures other
+            anchors and passes their drift to `measured`.
+        parts: A name for each of `parameters`; the two gradients are then also compared within each name.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class RetentionStep:
         self._group = group
 
     def __call__(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
-        """One whole step. Each loss is a function, so that its forward runs when its turn has come."""
+        """Run one whole step. Losses are functions, so that each forward runs at the right time."""
         report = self.backward(task_loss, anchor_drift)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -152,11 +151,11 @@ class RetentionStep:
         return report
 
     def is_anchor_step(self) -> bool:
-        """Whether the coming step visits anchors: the K-th, 2K-th, ..."""
+        """Whether the next step uses anchors: the K-th, 2K-th, ..."""
         return (self.step + 1) % self.retention_freq == 0
 
     def backward(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
-        """Leave the merged gradient in `.grad`. On any error no gradient is left, so that nothing half-made is used."""
+        """Leave the merged gradient in `.grad`. On an error, clear all gradients, so that none is half-finished."""
         try:
             loss = task_loss()
             self._backward(loud(loss))
@@ -170,7 +169,7 @@ class RetentionStep:
             raise
 
     def advance(self, report: StepReport) -> None:
-        """After the optimizer: move the multipliers by the drift that was measured, and count the step."""
+        """Call after the optimizer step: moves the multipliers by the measured drift and counts the step."""
         if report.anchor is not None and self.follows_anchors:
             self.multipliers.follow(
                 report.anchor.group_losses, report.anchor.epsilon, elapsed_steps=self.retention_freq
@@ -178,7 +177,7 @@ class RetentionStep:
         self.step += 1
 
     def measured(self, drifts: Sequence[float | None]) -> None:
-        """Move the multipliers by drifts of anchors that no step visits, per group and in the budget's unit."""
+        """Move the multipliers by the drift of anchors not trained on, per group, in the budget's unit."""
         self.multipliers.follow(drifts, self.epsilon(max(0, self.step - 1)))
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +185,7 @@ class RetentionStep:
         return {"step": self.step, "multipliers": self.multipliers.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from a `state_dict`."""
         if not {"step", "multipliers"} <= set(state):
             raise CraftError("the saved step or its multipliers are missing: resume from another checkpoint")
         self.multipliers.load_state_dict(state["multipliers"])
@@ -217,12 +216,12 @@ class RetentionStep:
 
     def _budget(self) -> float:
         epsilon = self.epsilon(self.step)
-        if not 0 <= epsilon < math.inf:  # a NaN would stop the multipliers without a word
+        if not 0 <= epsilon < math.inf:  # a NaN would silently stop the multipliers
             raise ValueError(f"the budget must be finite and not negative; it is {epsilon} at step {self.step}")
         return epsilon
 
     def _add(self, task_loss: Tensor, anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
-        """Add K lambda r to t by a second backward into the gradients of the first; then the bound on the sum (16)."""
+        """Add K lambda r to t by a second backward into the same gradients; then bound the sum (16)."""
         epsilon = self._budget()
         task_norm = self._norm("task")
         constraint = self._constraint(anchor_drift())
@@ -253,7 +252,7 @@ class RetentionStep:
         return StepReport(self.step, task_loss, task_norm, norm * shrink, anchor)
 
     def _norm(self, which: Literal["task", "retention"]) -> float:
-        """Of what is in `.grad`."""
+        """Norm of the current `.grad`."""
         norm = math.sqrt(squared_norm([p.grad for p in self.parameters], self._group))
         if not math.isfinite(norm):
             raise NonFiniteGradientError(which)
@@ -300,10 +299,9 @@ class RetentionStep:
 class _Constraint:
     """The retention loss whose gradient enters surgery, equations (23) and (24).
 
-    With G groups the Lagrangian holds mean_g(lambda_g L_g). It is split into a scalar, lambda = mean_g(lambda_g), and
-    a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier however many
-    groups there are. Counts are those of all ranks together: the mean of the ranks' gradients is then exactly the
-    gradient of one rank with all the anchors.
+    With G groups the Lagrangian contains mean_g(lambda_g L_g). It is split into a scalar, lambda = mean_g(lambda_g),
+    and a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier. Counts are
+    totals over all ranks, so the mean of the ranks' gradients equals the gradient of one rank with all anchors.
     """
 
     def __init__(self, loss: Tensor, lambda_: float, drift: AnchorDrift, groups: Tensor, counts: Tensor) -> None:

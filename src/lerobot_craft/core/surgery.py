@@ -1,8 +1,7 @@
 """Gradient surgery: docs/method.md, equations (11) to (16).
 
-Projecting the task gradient t and merging it with the retention gradient r only ever forms `a*t + b*r`, and a and b
-follow from the three inner products of t and r. So there is one pass that reads both gradients, one that writes the
-result in place, and no copy of either: the only memory beyond plain training is r itself.
+Projecting the task gradient t and merging it with the retention gradient r always gives `a*t + b*r`, where a and b
+follow from three inner products. One pass reads both gradients, one writes in place. The only extra memory is r itself.
 """
 
 import math
@@ -22,7 +21,7 @@ ProjectionMode = Literal["weighted", "equal", "task_priority"]
 
 
 class NonFiniteGradientError(CraftError, ArithmeticError):
-    """A gradient is not finite. Nothing has been changed by the step that raised this."""
+    """A gradient is not finite. The step that raised this changed nothing."""
 
     def __init__(self, which: Literal["task", "retention"]) -> None:
         self.which = which
@@ -35,16 +34,16 @@ class NonFiniteGradientError(CraftError, ArithmeticError):
 
 @dataclass(frozen=True)
 class Surgery:
-    """How the two gradients become one. The defaults are the specification's, without bounds.
+    """How the two gradients are merged. Defaults follow the specification, without bounds.
 
     Attributes:
-        use_grad_projection: remove from the task gradient what points against the retention gradient.
-        conflict_threshold: cosine of the two gradients below which they are in conflict, in [-1, 0].
+        use_grad_projection: Remove the component of the task gradient that points against the retention gradient.
+        conflict_threshold: The gradients conflict if their cosine is below this; in [-1, 0].
         projection_mode: `weighted` t + lambda r; `equal` (t + r) / 2; `task_priority` t + min(lambda, 1) r.
-        task_max_norm: bound on |t| before merging.
-        retention_max_norm: bound on the retention term as it enters the sum, lambda included. Without it a large
-            lambda makes the clip of the sum starve the task.
-        merged_max_norm: bound on the merged gradient (what `clip_grad_norm_` would do, without another pass).
+        task_max_norm: Bound on |t| before merging.
+        retention_max_norm: Bound on the weighted retention term. Without it, a large lambda starves the task when
+            clipped.
+        merged_max_norm: Bound on the merged gradient (like `clip_grad_norm_`, without another pass).
     """
 
     use_grad_projection: bool = True
@@ -67,7 +66,7 @@ class Surgery:
 
     @property
     def is_sum(self) -> bool:
-        """Whether the merged gradient is t + lambda r and nothing else: then nobody needs t and r apart."""
+        """Whether the merged gradient is exactly t + lambda r, so that t and r need not be held separately."""
         unbounded = self.task_max_norm == self.retention_max_norm == math.inf
         return not self.use_grad_projection and self.projection_mode == "weighted" and unbounded
 
@@ -76,8 +75,7 @@ class Surgery:
 class Gram:
     """The three inner products of the task gradient t and the retention gradient r, equation (11).
 
-    `rounding` is the length of r, relative to t, that rounding alone can give it: the step knows what r was computed
-    from. Without it, r counts as it is, as long as the projection along it stays within float32 (up to 3e38).
+    `rounding` is the length of r relative to t that rounding alone can cause. The default only prevents overflow.
     """
 
     tt: float
@@ -99,9 +97,9 @@ class Gram:
         group: dist.ProcessGroup | None,
         dtype: torch.dtype,
     ) -> "tuple[Gram, list[Gram]]":
-        """The same measure, and beside it that of each part of the parameters (see `inner_products_by_part`).
+        """The same, plus one Gram per part of the parameters (see `inner_products_by_part`).
 
-        `dtype` is what the gradients were computed in.
+        `dtype` is the precision in which the gradients were computed.
         """
         whole, *of_parts = inner_products_by_part(task, retention, parts, group)
         rounding = rounding_of(dtype)
@@ -119,22 +117,21 @@ class Gram:
 
     @property
     def has_direction(self) -> bool:
-        """Whether both gradients are long enough for an angle between them to mean anything.
+        """Whether both gradients are long enough for their angle to mean anything.
 
-        While the student is its teacher, r is 0 or the rounding of values that are equal. Its angle is then noise, and
-        projection would take the task's component along noise, at its full length.
+        While student equals teacher, r is 0 or rounding noise, and projecting along noise would shorten t.
         """
         return self.tt > 0 and self.rr > self.tt * self.rounding**2
 
     @property
     def cos(self) -> float:
-        """Cosine of the angle between t and r; 0 where one of them is zero, or r no longer than its rounding."""
+        """Cosine of the angle between t and r; 0 if one of them is zero or r is only rounding noise."""
         if not self.has_direction:
             return 0.0
         return max(-1.0, min(1.0, self.tr / (self.task_norm * self.retention_norm)))
 
     def require_finite(self) -> None:
-        """Raise `NonFiniteGradientError`, naming the gradient that is not finite."""
+        """Raise `NonFiniteGradientError` for the gradient that is not finite."""
         if not math.isfinite(self.tt):
             raise NonFiniteGradientError("task")
         if not math.isfinite(self.rr):
@@ -147,14 +144,14 @@ class MergeWeights(NamedTuple):
     task: float
     retention: float
     conflict: bool  # the gradients conflicted and t was projected
-    bounded: bool  # lambda r was above its bound: a larger lambda gives it no more weight
+    bounded: bool  # lambda r was cut to its bound: a larger lambda has no further effect
     norm: float  # length of the merged gradient
 
 
 def merge_weights(gram: Gram, lambda_: float, surgery: Surgery, retention_gain: float = 1.0) -> MergeWeights:
     """Weights of the two gradients, equations (12) to (16).
 
-    `retention_gain` is the K of K-step retention: a gradient that is taken every K-th step stands for K steps (22).
+    `retention_gain` is the K of K-step retention: a gradient taken every K-th step counts K times (22).
     """
     gram.require_finite()
     task, retention = _mode_weights(surgery.projection_mode, lambda_)  # (12)
@@ -174,9 +171,9 @@ def compute_dot(task: Gradients, retention: Gradients, group: dist.ProcessGroup 
     """<t, r> over all parameters and ranks.
 
     Args:
-        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
+        task: t, one gradient per parameter [shape of the parameter], or None if it has none.
         retention: r, in the same order and shapes.
-        group: the ranks that share the model; the default group if torch.distributed is initialised.
+        group: The ranks that share the model; default: the default group if torch.distributed is initialized.
     """
     return Gram.of(task, retention, group).tr
 
@@ -187,13 +184,13 @@ def project_if_conflict(
     conflict_threshold: float = -0.1,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[list[Tensor | None], bool]:
-    """Take from t, in place, its component along r if cos(t, r) < conflict_threshold; say whether it was so.
+    """Remove from t, in place, its component along r if cos(t, r) < conflict_threshold.
 
     Args:
-        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
-        retention: r, in the same order and shapes; it is not changed.
-        conflict_threshold: a cosine.
-        group: the ranks that share the model; the default group if torch.distributed is initialised.
+        task: t, one gradient per parameter [shape of the parameter], or None if it has none.
+        retention: r, in the same order and shapes; not changed.
+        conflict_threshold: A cosine.
+        group: The ranks that share the model; default: the default group if torch.distributed is initialized.
 
     Returns:
         The task gradient, one per parameter [shape of the parameter], and whether there was a conflict.
@@ -202,7 +199,7 @@ def project_if_conflict(
     weights = merge_weights(Gram.of(task, retention, group), 0.0, surgery)
     if not weights.conflict:
         return list(task), False
-    # Where t has no gradient the projection has one: it must not be written into r, which the caller still owns.
+    # Where t is None the projection is not, and the caller still owns r: do not write into it.
     room = [torch.zeros_like(r) if t is None and r is not None else t for t, r in zip(task, retention, strict=True)]
     return combine_(room, retention, weights.task, weights.retention), True
 
@@ -210,16 +207,16 @@ def project_if_conflict(
 def merge_grads(
     task: Gradients, retention: Gradients, lambda_: float, projection_mode: ProjectionMode = "weighted"
 ) -> list[Tensor | None]:
-    """Merge without projection, in place into t (into r where t has no gradient): equation (12).
+    """Merge without projection, in place into t (into r where t is None): equation (12).
 
     Args:
-        task: t, one gradient per parameter [shape of the parameter], or None where it has none.
+        task: t, one gradient per parameter [shape of the parameter], or None if it has none.
         retention: r, in the same order and shapes.
-        lambda_: the multiplier.
+        lambda_: The multiplier.
         projection_mode: `weighted`: t + lambda r; `equal`: (t + r) / 2; `task_priority`: t + min(lambda, 1) r.
 
     Returns:
-        One gradient per parameter [shape of the parameter]; None where neither has one.
+        One gradient per parameter [shape of the parameter]; None where both are None.
     """
     return combine_(task, retention, *_mode_weights(projection_mode, lambda_))
 

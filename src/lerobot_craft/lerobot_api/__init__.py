@@ -1,11 +1,10 @@
 """Every call into lerobot's internals, and nothing else.
 
-Only this room, `policies/` (adapters know one policy's inside each) and `tiny/` (which builds policies) may know how
-lerobot works inside: names it does not document, loggers, messages, private attributes. Everything here was checked
-against the one release that craft requires (`supported_version`); when lerobot changes, this is what changes.
+Only this package, `policies/` (one policy's internals per adapter) and `tiny/` (which builds policies) may depend on
+lerobot's internals: undocumented names, loggers, messages, private attributes. Everything here was checked against the
+one release that craft requires (`supported_version`).
 
-Nothing of lerobot is imported at the top of a file here: that takes ten seconds and more, and `craft doctor` reads this
-module on machines where lerobot is broken.
+No file here imports lerobot at the top: it takes over ten seconds, and `craft doctor` must run if lerobot is broken.
 """
 
 import copy
@@ -15,7 +14,7 @@ import os
 import re
 from pathlib import Path
 
-# lerobot.utils.import_utils logs under its own module name.
+# The logger is named after its module, lerobot.utils.import_utils.
 _VIDEO_BACKEND_LOGGER = "lerobot.utils.import_utils"
 _TORCHCODEC_UNLOADABLE = "'torchcodec' is installed but cannot be loaded"
 _TORCHCODEC_NOTICE = (
@@ -24,9 +23,9 @@ _TORCHCODEC_NOTICE = (
 
 
 def supported_version() -> str | None:
-    """The lerobot release that craft requires, or None where craft runs without being installed.
+    """The lerobot release that craft requires, or None if craft is not installed.
 
-    It stands in the distribution's own requirements and nowhere else, so the two cannot disagree.
+    Read from the distribution's own requirements, so there is only one place to change.
     """
     try:
         lines = importlib.metadata.requires("lerobot-craft") or []
@@ -37,20 +36,20 @@ def supported_version() -> str | None:
 
 
 def quiet_video() -> None:
-    """Keep lerobot's video code from flooding the log; call it before a dataset is opened.
+    """Keep lerobot's video code from flooding the log; call it before opening a dataset.
 
-    Without FFmpeg's libraries `get_safe_default_video_backend` logs torchcodec's whole loading report, 107 lines,
-    each time a dataset is created or opened: that becomes one line per process. The AV1 encoder writes some 20
-    lines to stderr for each video: that becomes its errors only, unless SVT_LOG is already set.
+    Without FFmpeg's libraries, `get_safe_default_video_backend` logs torchcodec's 107-line loading report each time a
+    dataset is created or opened: this reduces it to one line per process. The AV1 encoder writes about 20 lines to
+    stderr per video: this reduces them to errors, unless SVT_LOG is already set.
     """
     logger = logging.getLogger(_VIDEO_BACKEND_LOGGER)
     if not any(isinstance(known, _TorchcodecOnce) for known in logger.filters):
         logger.addFilter(_TorchcodecOnce())
-    os.environ.setdefault("SVT_LOG", "1")  # 1: errors; read by the encoder library itself
+    os.environ.setdefault("SVT_LOG", "1")  # 1: errors only; the encoder library reads this
 
 
 class _TorchcodecOnce(logging.Filter):
-    """Says once, in one line, that torchcodec cannot be loaded; every other record passes as it is."""
+    """Logs once, in one line, that torchcodec cannot be loaded; other records pass unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,12 +61,12 @@ class _TorchcodecOnce(logging.Filter):
         if self._said:
             return False
         self._said = True
-        short = copy.copy(record)  # the record is the caller's; other filters may hold it
+        short = copy.copy(record)  # copied, because the caller and other filters may hold the record
         short.msg, short.args = _TORCHCODEC_NOTICE, ()
         return short
 
 
 def policy_in(path: Path) -> Path:
-    """The policy of a checkpoint, or of the last one of a training's output directory; any other path as it is."""
+    """The policy of a checkpoint, or of the last one in a training's output directory; other paths unchanged."""
     inside = (path / part for part in ("", "pretrained_model", "checkpoints/last/pretrained_model"))
     return next((directory for directory in inside if (directory / "config.json").is_file()), path)

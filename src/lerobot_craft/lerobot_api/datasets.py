@@ -1,7 +1,6 @@
-"""The dataset side of lerobot: opening and listing, and nothing else.
+"""The dataset side of lerobot: opening and listing.
 
-A sibling of `lerobot_api`: what is known here of lerobot's inside was checked against the release that craft requires.
-Nothing of lerobot is imported at the top, because that takes ten seconds and more.
+lerobot is not imported at the top, because that takes ten seconds and more.
 """
 
 import hashlib
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as lerobot's DataLoader collates them
+type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as from lerobot's DataLoader
 
 _SUCCESS = "next.success"
 _REVISION = re.compile(r"\w[\w./-]*")
@@ -38,17 +37,17 @@ def open_dataset(
     policy_config: "PreTrainedConfig | None" = None,
     episodes: Sequence[int] | None = None,
 ) -> "LeRobotDataset":
-    """A LeRobotDataset whose samples are those that `lerobot-train` would see, without image transforms.
+    """Open a LeRobotDataset with the samples that `lerobot-train` would see, without image transforms.
 
     Args:
         repo_id: The dataset's name, such as `lerobot/pusht`.
-        root: Its directory on this machine. Where given, the dataset must be there: nothing is downloaded.
+        root: Its directory on this machine. If given, the dataset must be there: nothing is downloaded.
         revision: Branch, tag or commit on the Hub.
-        policy_config: Decides which past observations and future actions belong to a sample.
-        episodes: Only these; all when None.
+        policy_config: Determines which past observations and future actions belong to a sample.
+        episodes: Only these; None: all.
 
     Raises:
-        CraftError: It is missing, incomplete or unreadable.
+        CraftError: The dataset is missing, incomplete or unreadable.
     """
     quiet_video()
     from lerobot.datasets.factory import resolve_delta_timestamps
@@ -69,7 +68,7 @@ def open_dataset(
 def open_metadata(
     repo_id: str, root: str | Path | None = None, revision: str | None = None
 ) -> "LeRobotDatasetMetadata":
-    """What a dataset says about itself (instructions, features, statistics), without its frames."""
+    """A dataset's metadata (instructions, features, statistics), without its frames."""
     quiet_video()
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 
@@ -80,7 +79,7 @@ def open_metadata(
 
 
 def require_metadata(repo_id: str, root: Path) -> None:
-    """Refuse a directory that lacks files of its meta/: lerobot would ask the Hub for them, and blame the network."""
+    """Refuse a directory with missing files in meta/: lerobot would ask the Hub for them and blame the network."""
     if not (root / "meta" / "info.json").is_file():
         raise CraftError(
             f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
@@ -98,7 +97,7 @@ def require_metadata(repo_id: str, root: Path) -> None:
 
 @contextmanager
 def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
-    """Errors as sentences; and what has a directory is read from there alone."""
+    """Turn errors into CraftErrors, and keep lerobot off the Hub if `root` is given."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
     try:
@@ -106,7 +105,7 @@ def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
             yield
     except CraftError:
         raise
-    except Exception as error:  # parquet, JSON, video and network layers each raise their own
+    except Exception as error:  # parquet, JSON, video and network code raise many types
         if root is not None and isinstance(error, OfflineModeIsEnabled):
             raise CraftError(
                 f"The dataset in {root} is incomplete: files of its meta/ are missing. Copy it again, or give another "
@@ -121,7 +120,7 @@ def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
 
 @contextmanager
 def _no_hub() -> Iterator[None]:
-    """Keep lerobot from completing a directory that lacks files from the Hub, as it does of its own accord."""
+    """Keep lerobot from downloading files that a local directory lacks."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE
@@ -161,10 +160,10 @@ def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> 
 
 
 def frame_table(dataset: "LeRobotDataset | StoredFrames") -> FrameTable:
-    """The dataset's frames as arrays; no image or video is decoded."""
+    """The dataset's frames as arrays, without decoding images or videos."""
     if isinstance(dataset, StoredFrames):
         return dataset.table
-    # The Arrow table itself, because rows of `hf_dataset` come with their images decoded.
+    # The Arrow table, because rows of `hf_dataset` come with decoded images.
     columns = dataset.hf_dataset.data
     task, episode, position = (
         columns.column(name).to_numpy().astype(np.int64) for name in ("task_index", "episode_index", "frame_index")
@@ -184,28 +183,27 @@ def frame_table(dataset: "LeRobotDataset | StoredFrames") -> FrameTable:
 
 
 def instructions(dataset_meta: "LeRobotDatasetMetadata | StoredMeta") -> list[str]:
-    """The dataset's instructions; a frame's task index points into this list."""
+    """The dataset's instructions; a frame's task index refers to this list."""
     if isinstance(dataset_meta, StoredMeta):
         return list(dataset_meta.instructions)
     return [] if dataset_meta.tasks is None else [str(task) for task in dataset_meta.tasks.index]
 
 
 def frame_numbers(dataset: "LeRobotDataset") -> npt.NDArray[np.int64]:
-    """Each row's frame number in the whole dataset [N], even if only some episodes are opened."""
+    """Each row's frame number in the whole dataset [N], even if only some episodes are open."""
     numbers: npt.NDArray[np.int64] = dataset.hf_dataset.data.column("index").to_numpy().astype(np.int64)
     return numbers
 
 
 def records_success(dataset: "LeRobotDataset") -> bool:
-    """Whether it says which episodes succeeded: demonstrations do not, recorded evaluations do."""
+    """Whether the dataset says which episodes succeeded: recorded evaluations do, demonstrations do not."""
     return _SUCCESS in dataset.meta.features
 
 
 def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
-    """Whether each frame's episode succeeded [N]: 1, 0, or -1 if the dataset does not say.
+    """Whether each frame's episode succeeded [N]: 1, 0, or -1 if unknown.
 
-    `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal;
-    `lerobot-rollout` and `lerobot-record` write nothing of the kind.
+    Only `lerobot-eval --eval.recording=true` writes `next.success`, true at the frame that reached the goal.
     """
     columns = dataset.hf_dataset.data
     if not records_success(dataset):
@@ -216,19 +214,19 @@ def frame_success(dataset: "LeRobotDataset") -> npt.NDArray[np.int8]:
 
 
 def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
-    """SHA-256 of what the metadata says the dataset holds; a copy elsewhere has the same.
+    """SHA-256 of a dataset's metadata; the same for a copy elsewhere.
 
-    It covers info.json, the instructions, the length and instructions of each episode, and the statistics, which
-    change with any value of the data. Statistics are read from the file: lerobot overwrites those in memory.
+    It covers info.json, the instructions, each episode's length and instructions, and the statistics, which change with
+    any value of the data. Statistics are read from the file, because lerobot overwrites those in memory.
     """
     return _fingerprint(dataset.meta)
 
 
 def fingerprint_in(repo_id: str, root: str | Path | None, revision: str | None = None) -> str:
-    """The `dataset_fingerprint` of a dataset by its metadata: no frame of it is opened.
+    """The `dataset_fingerprint` from metadata only, without opening frames.
 
     Raises:
-        CraftError: There is none, or it cannot be read.
+        CraftError: The dataset is missing or unreadable.
     """
     meta = open_metadata(repo_id, root, revision)
     with _plain_errors(repo_id, root):
@@ -249,27 +247,27 @@ def _fingerprint(meta: "LeRobotDatasetMetadata") -> str:
 
 
 def local_copies(repo_id: str, revision: str | None = None) -> list[Path]:
-    """Directories of this machine where a dataset of the Hub may be already; nobody is asked for it.
+    """Local directories that may contain a Hub dataset; no network access.
 
-    Where lerobot keeps datasets by their names, then its download cache and that of `hf download`.
+    First lerobot's datasets by name, then its download cache and that of `hf download`.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
     from lerobot.datasets.dataset_metadata import CODEBASE_VERSION
     from lerobot.utils.constants import HF_LEROBOT_HUB_CACHE
 
-    # A revision becomes part of a path there: one that leads elsewhere is none.
+    # The revision becomes part of a path, so one that leads elsewhere is dropped.
     asked = [revision] if revision and _REVISION.fullmatch(revision) and ".." not in revision else []
     places = [lerobot_home() / repo_id]
     for cache in (HF_LEROBOT_HUB_CACHE, None):
         for version in dict.fromkeys([*asked, CODEBASE_VERSION, "main"]):
-            with suppress(OSError, HFValidationError):  # it is not there, or that is no name
+            with suppress(OSError, HFValidationError):  # not there, or an invalid name
                 found = snapshot_download(
                     repo_id,
                     repo_type="dataset",
                     revision=version,
                     cache_dir=cache,
-                    allow_patterns="meta/*",  # must be whole; whether the data are is looked at when they are opened
+                    allow_patterns="meta/*",  # must be complete; data are checked on opening
                     local_files_only=True,
                 )
                 places.append(Path(found))
@@ -277,7 +275,7 @@ def local_copies(repo_id: str, revision: str | None = None) -> list[Path]:
 
 
 def lerobot_home() -> Path:
-    """Where lerobot keeps datasets on this machine: `$HF_LEROBOT_HOME` or its default."""
+    """Where lerobot stores datasets on this machine: `$HF_LEROBOT_HOME` or its default."""
     from lerobot.utils.constants import HF_LEROBOT_HOME
 
     return Path(HF_LEROBOT_HOME)

@@ -1,4 +1,4 @@
-"""Does a dataset have what a policy reads? lerobot itself checks cameras only, and not all of them."""
+"""Does a dataset have what a policy reads? lerobot checks only cameras, and not all of them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from lerobot_craft.errors import CraftError
 
 _CAMERAS = ("image", "video")
 _VECTORS = ("STATE", "ENV", "ACTION")
-# Feature -> the setting under which a policy for many robots keeps the width that it pads to.
+# Feature -> the setting that holds the padded width of a multi-robot policy.
 _PADDED_TO = {"observation.state": "max_state_dim", "action": "max_action_dim"}
 
 
@@ -20,15 +20,15 @@ def require_features(
     rename_map: Mapping[str, str] | None = None,
     actions: bool = False,
 ) -> list[str]:
-    """Refuse a dataset without the policy's features, or with a state or action of another shape.
+    """Refuse a dataset that lacks the policy's features, or whose state or action has another shape.
 
     Args:
-        config: The policy's, as the checkpoint has it: lerobot's `make_policy` overwrites its output features.
+        config: The policy's config from the checkpoint: lerobot's `make_policy` overwrites its output features.
         present: `dataset.meta.features`.
         dataset: Its name, for the message.
-        masks_missing_cameras: Whether the policy does without some of its cameras (`PolicyAdapter` knows).
-        rename_map: lerobot's `--rename_map`, dataset's name -> policy's name; None where there is no such flag.
-        actions: Whether demonstrated actions are needed too.
+        masks_missing_cameras: Whether the policy can run without some of its cameras (see `PolicyAdapter`).
+        rename_map: lerobot's `--rename_map`, dataset's name -> policy's name; None if the command has no such flag.
+        actions: Whether demonstrated actions are also needed.
 
     Returns:
         Cameras that the dataset lacks and the policy masks.
@@ -36,7 +36,7 @@ def require_features(
     Raises:
         CraftError: Something is missing or does not fit.
     """
-    # lerobot's renaming step sees observations only.
+    # lerobot's renaming step only renames observations.
     names = {old: new for old, new in (rename_map or {}).items() if old.startswith("observation.")}
     named = {names.get(name, name): feature for name, feature in present.items()}
     wanted = {name: feature for name, feature in config.input_features.items() if "empty_camera" not in name}
@@ -63,14 +63,14 @@ def require_features(
 
 
 def cameras_of(config: Any) -> list[str]:
-    """Those that a policy reads."""
+    """The cameras that a policy reads."""
     return [name for name, feature in config.input_features.items() if feature.type.value == "VISUAL"]
 
 
 def unread_cameras(
     config: Any, present: Mapping[str, Mapping[str, Any]], rename_map: Mapping[str, str] | None = None
 ) -> list[str]:
-    """Cameras of a dataset (`dataset.meta.features`) that a policy does not read, under the dataset's names."""
+    """Cameras of a dataset (`dataset.meta.features`) that a policy does not read, with the dataset's names."""
     names, read = rename_map or {}, cameras_of(config)
     cameras = [name for name, feature in present.items() if feature["dtype"] in _CAMERAS]
     return [name for name in cameras if names.get(name, name) not in read]
@@ -79,11 +79,11 @@ def unread_cameras(
 def dimension_names(
     present: Mapping[str, Mapping[str, Any]], rename_map: Mapping[str, str] | None = None
 ) -> dict[str, list[str]]:
-    """What a dataset (`dataset.meta.features`) calls the dimensions of its vectors, by the policy's feature names."""
+    """Names of a dataset's vector dimensions (`dataset.meta.features`), by the policy's feature names."""
     found = {}
     for name, feature in present.items():
         names = feature.get("names")
-        if isinstance(names, Mapping):  # {"motors": [...]}, as converted datasets have it
+        if isinstance(names, Mapping):  # {"motors": [...]}, as in converted datasets
             names = next(iter(names.values()), None)
         if isinstance(names, list | tuple) and (len(names),) == tuple(feature["shape"]):
             found[(rename_map or {}).get(name, name)] = [str(each) for each in names]
@@ -98,7 +98,7 @@ def _fits(config: Any, name: str, wanted: Any, present: Mapping[str, Any]) -> bo
     if tuple(present["shape"]) == tuple(wanted.shape):
         return True
     padded = getattr(config, _PADDED_TO.get(name, ""), None)
-    # A policy that declares the padded width is of no robot in particular: it takes what is narrower.
+    # A policy that declares the padded width is not tied to one robot: it accepts narrower features.
     return tuple(wanted.shape) == (padded,) and len(present["shape"]) == 1 and present["shape"][0] <= padded
 
 

@@ -1,13 +1,13 @@
-"""A checkpoint is data: what in it would make lerobot run code is refused before lerobot sees it.
+"""Refuses checkpoints that would make lerobot run their own code, before lerobot loads them.
 
-lerobot 0.6.1 runs what a checkpoint names in three places. Some types of policies load a model or a tokenizer that
-`config.json` names with `trust_remote_code=True`, whatever the settings say: a Python file in its directory, or in a
-repository that its `auto_map` names, is run. A step of `policy_*processor.json` may name any class of any module, which
-is imported and called with the arguments that stand beside it; and some of lerobot's own steps load models in the same
-trusting way. Weights and states are safetensors and JSON; nothing else of a checkpoint is executed.
+lerobot 0.6.1 runs code named by a checkpoint in three places. Some policy types load a model or tokenizer that
+`config.json` names with `trust_remote_code=True`, whatever the settings: this runs a Python file in the checkpoint's
+directory or in a repository named by its `auto_map`. A step of `policy_*processor.json` may name any class of any
+module, which is imported and called with the given arguments. Some of lerobot's own steps also load models with
+`trust_remote_code=True`. Weights and states are safetensors and JSON; nothing else in a checkpoint is executed.
 
-So policies and steps of lerobot are loaded only where their code was read, release by release
-(tests/lerobot_api/test_foreign_code.py reads along); those of other packages, because the user imported them.
+So lerobot's policies and steps are loaded only if their code was reviewed, for each release
+(tests/lerobot_api/test_foreign_code.py detects changes). Those of other packages are loaded if the user imported them.
 """
 
 import contextlib
@@ -37,24 +37,24 @@ TRUSTING_STEPS = frozenset({"lerobot.processor.hil_processor.RewardClassifierPro
 
 _PROCESSORS = ("policy_preprocessor.json", "policy_postprocessor.json")
 _OWN_PACKAGE = "lerobot_craft"
-# Settings of pi0_fast and of its step whose value lerobot hands to transformers with trust_remote_code=True.
+# Settings of pi0_fast and its processor step that lerobot passes to transformers with trust_remote_code=True.
 _TRUSTED_BY_LEROBOT = ("action_tokenizer_name", "text_tokenizer_name", "paligemma_tokenizer_name")
 _vouched: set[str] = set()
 
 
 def vouch_for(file: Path) -> None:
-    """Let copies of a Python file of an installed package run: it could run anyway."""
+    """Allow copies of a Python file from an installed package: it could run anyway."""
     _vouched.add(hashlib.sha256(file.read_bytes()).hexdigest())
 
 
 def refuse_foreign_code(config: Any) -> None:
-    """Refuse a policy's checkpoint that would run code of its own when lerobot loads it.
+    """Refuse a checkpoint that would run its own code when lerobot loads it.
 
     Args:
-        config: lerobot's policy config; its `pretrained_path` is the checkpoint, if there is one.
+        config: lerobot's policy config; its `pretrained_path` is the checkpoint, if any.
 
     Raises:
-        CraftError: It would, and `CRAFT_TRUST_REMOTE_CODE=1` was not set.
+        CraftError: It would run code, and `CRAFT_TRUST_REMOTE_CODE=1` is not set.
     """
     if os.environ.get(TRUST) == "1":
         return
@@ -69,7 +69,7 @@ def refuse_foreign_code(config: Any) -> None:
 
 
 def _check_type(config: Any) -> None:
-    """A type of lerobot's own must be one that was read; any other was registered by a package that is imported."""
+    """Require a policy type of lerobot's own to be a reviewed one; others come from an imported package."""
     home = type(config).__module__
     if _is_lerobots(home) and not _is_read(home):
         raise CraftError(
@@ -83,13 +83,13 @@ def _is_lerobots(module: str) -> bool:
 
 
 def _is_read(module: str) -> bool:
-    """Whether a module of lerobot belongs to its processors or to a policy that was read."""
+    """Whether a lerobot module belongs to its processors or to a reviewed policy."""
     _, room, *rest = [*module.split("."), ""]
     return room == "processor" or (room == "policies" and rest[0] in READ_POLICIES)
 
 
 def _saved_steps(config: Any) -> Iterator[dict[str, Any]]:
-    """Of both processors; a file that is missing or no JSON is for the loader to complain about."""
+    """Steps of both processors; missing or invalid files are left to the loader's error."""
     if config.pretrained_path is None:
         return
     for file in [_checkpoint_file(config, name) for name in _PROCESSORS]:
@@ -102,7 +102,7 @@ def _saved_steps(config: Any) -> Iterator[dict[str, Any]]:
 
 
 def _checkpoint_file(config: Any, name: str) -> Path:
-    """A file of the checkpoint; of one on the Hub the file that lerobot will get, which may not be there."""
+    """A file of the checkpoint. For a Hub checkpoint, the file that lerobot will get, which may not exist."""
     directory = Path(config.pretrained_path)
     if directory.is_dir():
         return directory / name
@@ -121,12 +121,12 @@ def _checkpoint_file(config: Any, name: str) -> Path:
 
 
 def _check_step(step: Mapping[str, Any], config: Any) -> None:
-    """A step must be a class of processor steps that was read, or of a package that is imported already."""
+    """A step must be a reviewed lerobot class, or come from a package that is already imported."""
     if "registry_name" in step:
         named, found = step["registry_name"], _registered(step["registry_name"], config)
     elif "class" in step:
         named, found = step["class"], _imported(str(step["class"]))
-    else:  # for the loader to complain about
+    else:  # left to the loader's error
         return
     if found is None or not _may_run(found):
         raise CraftError(
@@ -148,7 +148,7 @@ def _registered(name: object, config: Any) -> type | None:
     if not isinstance(name, str):
         return None
     if name not in ProcessorStepRegistry.list():
-        # A plugin may register its steps only where lerobot imports its policy, which is between this check and them.
+        # A plugin may register its steps only when lerobot imports its policy, which happens after this check.
         for part in ("modeling_", "processor_"):
             with contextlib.suppress(ImportError):
                 importlib.import_module(type(config).__module__.replace("configuration_", part))
@@ -156,7 +156,7 @@ def _registered(name: object, config: Any) -> type | None:
 
 
 def _imported(named: str) -> type | None:
-    """The class of that name, if it is one of steps; a module is imported only if it is one that may be."""
+    """The named step class; a module that is not loaded yet is imported only if it is reviewed or our own."""
     from lerobot.processor import ProcessorStep
 
     module, _, name = named.rpartition(".")
@@ -191,7 +191,7 @@ def _check_tokenizer(name: str) -> None:
 
 
 def _code_references(directory: Path) -> Iterator[str]:
-    """Classes that transformers would take from Python files: what every `auto_map` says."""
+    """Classes that transformers would load from Python files, according to every `auto_map`."""
     for file in sorted(directory.glob("*.json")):
         try:
             content = json.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""Several trainings in one process: what one leaves behind, and how to forget it."""
+"""Run several trainings in one process: undo the global changes of each."""
 
 import logging
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def forgotten_afterwards() -> Iterator[None]:
-    """Around a training: lerobot replaces the root logger's handlers, and accelerate keeps one device and precision."""
+    """Use around a training: lerobot replaces the root logger's handlers, accelerate keeps one device and precision."""
     from accelerate.state import AcceleratorState
 
     root = logging.getLogger()

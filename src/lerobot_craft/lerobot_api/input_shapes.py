@@ -1,4 +1,4 @@
-"""Shapes of what a policy is given in training, known from its config and the dataset's metadata alone."""
+"""Shapes of a policy's training inputs, from its config and the dataset's metadata only."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -7,7 +7,7 @@ import torch
 
 
 class Shape(NamedTuple):
-    """Of one sample."""
+    """Shape and dtype of one sample."""
 
     size: tuple[int, ...]
     dtype: torch.dtype
@@ -16,13 +16,13 @@ class Shape(NamedTuple):
 def input_shapes(
     config: Any, dataset_meta: Any | None, rename_map: Mapping[str, str] | None = None
 ) -> dict[str, Shape]:
-    """Every tensor of a sample as the policy's preprocessor returns it, by name.
+    """Every tensor of a preprocessed sample, by name.
 
-    Images have the size that the dataset has them in. A prompt is as long as the policy allows at most.
+    Images have the dataset's size. A prompt has the policy's maximum length.
 
     Args:
         config: lerobot's policy config with its features.
-        dataset_meta: The dataset's metadata; None takes the shapes of the config.
+        dataset_meta: The dataset's metadata; None: shapes from the config.
         rename_map: The dataset's names -> the policy's.
     """
     found = {name: tuple(feature.shape) for name, feature in (config.input_features | config.output_features).items()}

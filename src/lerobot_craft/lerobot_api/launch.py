@@ -1,11 +1,11 @@
-"""What `accelerate launch` and a policy's settings may ask for and a run cannot give: refused by name, not ignored."""
+"""Refuses settings of `accelerate launch` or a policy that a run does not support, instead of ignoring them."""
 
 import os
 from typing import Any
 
 from lerobot_craft.errors import CraftError
 
-# By accelerate's name of them; on CPUs it does not even look at the variables that its launcher sets.
+# accelerate's names; on CPUs accelerate ignores the variables that its launcher sets.
 _SHARDING = {
     "FSDP": "ACCELERATE_USE_FSDP",
     "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED",
@@ -14,15 +14,15 @@ _SHARDING = {
 
 
 def check_launch(cfg: Any, accelerator: Any, *, enabled: bool) -> None:
-    """Refuse what would be wrong without a word.
+    """Refuse settings that would be silently wrong.
 
     Args:
         cfg: lerobot's settings.
-        accelerator: accelerate's.
-        enabled: Whether CRaFT is on; without it, what lerobot-train can do is allowed.
+        accelerator: The `Accelerator`.
+        enabled: Whether CRaFT is on; if off, everything lerobot-train supports is allowed.
 
     Raises:
-        CraftError: It says what was asked for, why it is not there, and what is.
+        CraftError: Says what was requested, why it is not supported, and what is.
     """
     for kind, variable in _SHARDING.items():
         if accelerator.distributed_type == kind or os.environ.get(variable, "false").lower() in ("1", "true"):

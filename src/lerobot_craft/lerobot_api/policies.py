@@ -22,16 +22,16 @@ WEIGHTS_FILE = "model.safetensors"
 _CONFIG_FILE = "config.json"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
 _MEMORY_FILES = "craft_memory/*"
-_SUBDIRECTORIES = "*/*"  # checkpoints of an unfinished training may lie there
+_SUBDIRECTORIES = "*/*"  # may contain checkpoints of an unfinished training
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-# Logged by the root logger for every checkpoint of the pi0 family, good ones too.
+# Logged by the root logger for every checkpoint of the pi0 family, even good ones.
 _PATCH_EMBEDDING_NOTICE = "Vision embedding key might need handling"
 
 logger = logging.getLogger(__name__)
 
 
 class PolicyConfig(Protocol):
-    """What craft reads of lerobot's `PreTrainedConfig`."""
+    """The part of lerobot's `PreTrainedConfig` that craft reads."""
 
     device: str
     pretrained_path: Path | None
@@ -41,13 +41,13 @@ class PolicyConfig(Protocol):
 
     @property
     def type(self) -> str:
-        """The name under which lerobot registers the policy."""
+        """The policy's registered name in lerobot."""
 
 
 def load_plugin(package: str) -> None:
-    """Import what registers policies, environments or retention modes: `--discover_packages_path`.
+    """Import code that registers policies, environments or retention modes: `--discover_packages_path`.
 
-    A package is imported with its modules, as lerobot does. A single module, which lerobot does not take, is too.
+    A package is imported with its modules, as in lerobot. Unlike in lerobot, it may also be a single module.
     """
     from lerobot.configs import parser
 
@@ -62,15 +62,14 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     """The config of a checkpoint directory, as `lerobot-train --policy.path` reads it.
 
     Args:
-        path: A directory that lerobot's `save_pretrained` wrote.
+        path: A directory written by lerobot's `save_pretrained`.
         overrides: Settings as on lerobot's command line without `policy.`, such as `--device=cpu`.
 
     Returns:
         lerobot's config, with `pretrained_path` set to `path`.
 
     Raises:
-        CraftError: Not a checkpoint directory, an unknown policy type, a setting the policy does not have, or code that
-            would run.
+        CraftError: Not a checkpoint directory, an unknown policy type or setting, or code that would run.
     """
     directory = _checkpoint_directory(path)
     require_config(directory)
@@ -83,7 +82,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     register_third_party_plugins()
     complaint = io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):  # argparse writes its whole usage there
+        with contextlib.redirect_stderr(complaint):  # argparse prints its whole usage there
             config: Any = PreTrainedConfig.from_pretrained(directory, cli_overrides=list(overrides))
     except SystemExit as error:
         reason = complaint.getvalue().strip().rpartition("error: ")[2]
@@ -99,9 +98,9 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
 
 
 def require_config(directory: Path) -> None:
-    """Refuse a checkpoint whose `config.json` is cut or no JSON, by its name: lerobot's parser quotes only the text."""
+    """Refuse a truncated or invalid `config.json` by name: lerobot's parser quotes only its text."""
     file = directory / _CONFIG_FILE
-    if not file.is_file():  # for lerobot to complain about
+    if not file.is_file():  # left to lerobot's error
         return
     try:
         content = json.loads(file.read_bytes())
@@ -115,9 +114,9 @@ def require_config(directory: Path) -> None:
 
 
 def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
-    """The directory of a checkpoint: the path itself, or where a policy of the Hub is or will be downloaded to.
+    """The directory of a checkpoint: the path itself, or the download directory of a Hub policy.
 
-    Of a training's output directory it is the policy of its last checkpoint, and of a checkpoint the policy inside.
+    For a training's output directory, the policy of its last checkpoint; for a checkpoint, the policy inside.
     """
     if Path(path).is_dir():
         return policy_in(Path(path))
@@ -125,7 +124,7 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        # Two calls into one directory: no pattern leaves out all subdirectories but one.
+        # Two calls into one directory: no single pattern excludes all subdirectories but one.
         snapshot_download(str(path), revision=revision, allow_patterns=_MEMORY_FILES)
         return Path(
             snapshot_download(
@@ -150,10 +149,10 @@ def _checkpoint_directory(path: str | Path) -> Path:
 
 
 def import_policy(policy_type: str) -> None:
-    """Import a policy's code and all that lerobot has around it.
+    """Import a policy's code and lerobot's code for it.
 
     Raises:
-        ImportError: One of its packages is missing.
+        ImportError: A package is missing.
         ValueError: lerobot knows no such policy.
     """
     from lerobot.policies.factory import get_policy_class
@@ -164,10 +163,10 @@ def import_policy(policy_type: str) -> None:
 def load_policy(config: PolicyConfig) -> nn.Module:
     """The policy of `config.pretrained_path` in eval mode, on its device, with the features of its own config.
 
-    It loads as lerobot's `make_policy` does, but without a dataset or an environment, which would overwrite the
-    config's output features. **Not to be trusted yet**: the pi0 family's loader returns random weights without an
-    error; `lerobot_craft.teacher.weights.check_weights` tells. A backbone's ImageNet weights, which the checkpoint's
-    would overwrite, are not asked for.
+    Loads like lerobot's `make_policy`, but without a dataset or environment, which would overwrite the config's output
+    features. A backbone's ImageNet weights are not downloaded, because the checkpoint overwrites them. **Do not trust
+    the result yet**: the pi0 family's loader may silently return random weights. Call
+    `lerobot_craft.teacher.weights.check_weights`.
 
     Raises:
         CraftError: The policy's packages are missing, or the file does not fit the policy.
@@ -198,7 +197,7 @@ def load_policy(config: PolicyConfig) -> nn.Module:
 
 @contextlib.contextmanager
 def _no_backbone_download(config: Any) -> Iterator[None]:
-    """ACT, diffusion and VQ-BeT would fetch a ResNet's weights from download.pytorch.org to construct the policy."""
+    """Keep ACT, diffusion and VQ-BeT from downloading ResNet weights when they are constructed."""
     named = getattr(config, "pretrained_backbone_weights", None)
     if named is None:
         yield
@@ -212,7 +211,7 @@ def _no_backbone_download(config: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Send to the debug log what lerobot's loaders print, and drop a notice that says nothing."""
+    """Send lerobot's loader output to the debug log, and drop a meaningless notice."""
 
     def informs(record: logging.LogRecord) -> bool:
         return _PATCH_EMBEDDING_NOTICE not in record.getMessage()
@@ -229,7 +228,7 @@ def quiet_loading() -> Iterator[None]:
 
 
 class _NameInFile(str):
-    """A tensor's name in the file; it stands in for the tensor while a loader's key mapping runs."""
+    """A tensor's name in the file; stands in for the tensor in a loader's key mapping."""
 
     __slots__ = ()
 
@@ -242,11 +241,10 @@ def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str
 
     Args:
         policy: A loaded policy.
-        names: The tensors of the file, in the order in which the loader meets them: where two claim one entry, the
-            later one wins.
+        names: The file's tensors in the loader's order: if two map to one entry, the later one wins.
 
     Returns:
-        Entry of the policy's state -> name in the file. The pi0 family renames; others take names as they are.
+        Entry of the policy's state -> name in the file. The pi0 family renames; others keep the names.
     """
     rename = getattr(policy, "_fix_pytorch_state_dict_keys", None)
     if rename is None:
@@ -259,8 +257,7 @@ def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str
 def autocast_name(config: PolicyConfig) -> str | None:
     """The mixed precision in which `lerobot-train` would run this policy: `bf16`, `fp16` or None.
 
-    A policy with a `dtype` setting follows it, any other its `use_amp`. Where neither speaks, accelerate listens to
-    the variable that `accelerate launch --mixed_precision` sets.
+    From the policy's `dtype` setting, else its `use_amp`, else the variable of `accelerate launch --mixed_precision`.
     """
     by_dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "no"}
     name = by_dtype.get(getattr(config, "dtype", None) or "")
@@ -269,18 +266,18 @@ def autocast_name(config: PolicyConfig) -> str | None:
         name = {dtype: short for short, dtype in _DTYPES.items()}[default]
     name = name or os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if name == "fp16" and torch.device(config.device).type == "cpu":
-        return None  # accelerate runs it in full precision there, without a word
+        return None  # accelerate silently runs it in full precision there
     return name if name in _DTYPES else None
 
 
 def autocast_dtype(config: PolicyConfig) -> str | None:
-    """The dtype of `autocast_name` as torch calls it, such as `bfloat16`."""
+    """The dtype of `autocast_name` in torch's spelling, such as `bfloat16`."""
     name = autocast_name(config)
     return None if name is None else str(_DTYPES[name]).removeprefix("torch.")
 
 
 def autocast(config: PolicyConfig) -> contextlib.AbstractContextManager[Any]:
-    """The context of `autocast_name`: enter a new one for each forward."""
+    """The autocast context of `autocast_name`; enter a new one for each forward."""
     name = autocast_name(config)
     if name is None:
         return contextlib.nullcontext()

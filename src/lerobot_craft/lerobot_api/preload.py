@@ -1,8 +1,7 @@
-"""A whole dataset in memory: the samples that a LeRobotDataset gives, to the bit, without reading a frame twice.
+"""A whole dataset in memory: bit-identical samples of a LeRobotDataset, without reading a frame twice.
 
-lerobot reads each sample by itself: rows of a memory-mapped table, their images decoded anew, one query per window. For
-a small policy that takes longer than the training step. Here columns are read at once, each image is decoded once and
-kept as the bytes that it was, and a batch is a few index operations.
+lerobot reads each sample separately, and decodes images each time: for a small policy that takes longer than the step.
+Here columns are read at once, each image is decoded once and kept as bytes, and a batch takes a few index operations.
 """
 
 import logging
@@ -28,13 +27,13 @@ _SHARE_OF_MEMORY = 0.5
 
 
 class SamplesInMemory(Samples):
-    """The samples of a dataset, all of them in memory.
+    """All samples of a dataset, in memory.
 
     Args:
-        dataset: As lerobot opened it.
+        dataset: As opened by lerobot.
 
     Raises:
-        CraftError: It has something in it that cannot be kept, or a sample is not what the dataset gives.
+        CraftError: Something in it cannot be preloaded, or a sample differs from the dataset's.
     """
 
     def __init__(self, dataset: "LeRobotDataset") -> None:
@@ -47,27 +46,27 @@ class SamplesInMemory(Samples):
 
     @property
     def nbytes(self) -> int:
-        """Memory of all columns."""
+        """Size of all columns in memory."""
         return sum(column.values.nbytes for column in self.columns.values() if isinstance(column, Column))
 
 
 def as_it_is(batch: RawBatch) -> RawBatch:
-    """The `collate_fn` for samples that come as a batch."""
+    """`collate_fn` for samples that are already a batch."""
     return batch
 
 
 def preloaded(
     dataset: Any, held_out: Any | None = None, *, smaller: str = "train on fewer episodes (--dataset.episodes)"
 ) -> tuple[Any, Any | None]:
-    """Both datasets, read into memory; a `Subset` keeps its choice.
+    """Read both datasets into memory; a `Subset` keeps its indices.
 
     Args:
-        dataset: As lerobot opened it.
-        held_out: The same, or a `Subset` of it, or None.
-        smaller: What else helps where memory is short, for the message.
+        dataset: As opened by lerobot.
+        held_out: Likewise, or a `Subset`, or None.
+        smaller: Other advice if memory is short, for the message.
 
     Raises:
-        CraftError: They need more than half of the memory that is available, or cannot be kept.
+        CraftError: They need more than half of the available memory, or cannot be preloaded.
     """
     whole = held_out.dataset if isinstance(held_out, Subset) else held_out
     both = [dataset] if whole is None else [dataset, whole]
@@ -113,7 +112,7 @@ def _refuse_what_cannot_be_kept(dataset: Any) -> None:
 def _check_memory(datasets: Sequence["LeRobotDataset"], smaller: str) -> None:
     import psutil  # type: ignore[import-untyped]
 
-    copies = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process of this machine has its own
+    copies = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each local process has its own copy
     needed = copies * sum(map(bytes_needed, datasets))
     available = psutil.virtual_memory().available
     if needed > _SHARE_OF_MEMORY * available:
@@ -124,8 +123,8 @@ def _check_memory(datasets: Sequence["LeRobotDataset"], smaller: str) -> None:
 
 
 def bytes_needed(dataset: "LeRobotDataset") -> int:
-    """Memory that a dataset takes once it is read, told from its metadata alone."""
-    # Images are kept in bytes, whole numbers in 64 bits and others in 32, as samples have them.
+    """Memory that a dataset needs after preloading, from its metadata only."""
+    # As in samples: images as bytes, integers with 64 bits, other numbers with 32.
     widths = {"image": 1, "video": 1, "bool": 1}
     per_frame = 0
     for feature in dataset.meta.features.values():

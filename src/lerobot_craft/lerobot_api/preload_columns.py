@@ -1,4 +1,4 @@
-"""Every feature of every frame of a dataset as one tensor, read in bulk; images decoded once, or when asked for."""
+"""Every feature of every frame of a dataset as one tensor, read in bulk; images are decoded once or on demand."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lerobot_craft.lerobot_api.stored_frames import StoredFrames
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-_BYTE_MODES = ("L", "RGB", "RGBA")  # of PIL: one byte per channel, which lerobot gives as floats of byte / 255
+_BYTE_MODES = ("L", "RGB", "RGBA")  # PIL modes with one byte per channel, which lerobot converts to byte / 255
 _IMAGES_AT_ONCE = 1024
 _VIDEO_FRAMES_AT_ONCE = 64
 _LEAVE_OUT = "leave out --craft.preload for this dataset"
@@ -22,13 +22,13 @@ _LEAVE_OUT = "leave out --craft.preload for this dataset"
 
 @dataclass(frozen=True)
 class Column:
-    """One feature of every frame, and what a sample takes of it.
+    """One feature of every frame, and what a sample takes from it.
 
     Attributes:
         values: [N, ...].
-        window: [D] frames before or after the sample's own that belong to the sample; None: its own alone.
-        in_bytes: Images that a sample has as floats.
-        has_axis: Whether a window has an axis of its own in a sample.
+        window: [D] frame offsets that belong to a sample; None: its own frame only.
+        in_bytes: Stored as bytes, but floats in a sample.
+        has_axis: Whether the window has its own axis in a sample.
     """
 
     values: Tensor
@@ -37,23 +37,23 @@ class Column:
     has_axis: bool = True
 
     def at(self, rows: Tensor, first: Tensor, last: Tensor) -> Tensor:
-        """Of samples [B] whose episodes begin and end with the rows `first` and `last`: [B, ...] or [B, D, ...]."""
+        """Samples [B] whose episodes start and end at rows `first` and `last`: [B, ...] or [B, D, ...]."""
         if self.window is None:
             values = self.values[rows]
         else:
             values = self.values[(rows[:, None] + self.window).clamp(first[:, None], last[:, None])]
             values = values if self.has_axis else values.squeeze(1)
-        # As torchvision's ToTensor, which lerobot converts images with.
+        # As in torchvision's ToTensor, which lerobot uses for images.
         return values.to(torch.get_default_dtype()).div(255) if self.in_bytes else values
 
 
 class Pictures:
-    """Images that stay encoded; those asked for come in bytes.
+    """Images that stay encoded and are decoded to bytes on demand.
 
     Args:
-        dataset: As lerobot opened it.
-        name: Of the feature.
-        window: [D] frames before or after a sample's own that belong to the sample; None: its own alone.
+        dataset: As opened by lerobot.
+        name: Name of the feature.
+        window: [D] frame offsets that belong to a sample; None: its own frame only.
     """
 
     def __init__(self, dataset: "LeRobotDataset", name: str, window: Tensor | None) -> None:
@@ -65,7 +65,7 @@ class Pictures:
         """As `Column.at`.
 
         Raises:
-            CraftError: They are not all of one size, or not stored in bytes.
+            CraftError: The images differ in size, or are not stored as bytes.
         """
         wanted = rows
         if self._window is not None:
@@ -80,11 +80,11 @@ class Pictures:
 
 
 def read_columns(dataset: "LeRobotDataset", *, keep_images: bool = True) -> dict[str, Column | Pictures | list[str]]:
-    """What a sample is made of, in its order: videos, then the table's columns; strings are lists of N.
+    """A sample's parts in its order: videos, then the table's columns; strings are lists of N.
 
     Args:
-        dataset: As lerobot opened it.
-        keep_images: Whether to decode all images now; otherwise those asked for, then. Videos are always decoded.
+        dataset: As opened by lerobot.
+        keep_images: Whether to decode all images now, or on demand. Videos are always decoded.
     """
     import datasets as hf  # type: ignore[import-untyped]
 
@@ -93,7 +93,7 @@ def read_columns(dataset: "LeRobotDataset", *, keep_images: bool = True) -> dict
     columns: dict[str, Column | Pictures | list[str]] = {}
     for name in dataset.meta.video_keys:
         window = windows.get(name)
-        # lerobot drops the axis of a video's window with a single frame, and keeps that of an image's.
+        # lerobot drops the axis of a single-frame window for videos, but keeps it for images.
         columns[name] = Column(_video(dataset, name), window, has_axis=window is not None and len(window) > 1)
     for name, feature in table.features.items():
         cells = table.data.column(name)
@@ -109,20 +109,20 @@ def read_columns(dataset: "LeRobotDataset", *, keep_images: bool = True) -> dict
 
 
 def sample_windows(dataset: "LeRobotDataset") -> dict[str, Tensor]:
-    """Features of which a sample has several frames: [D] frames before or after the sample's own."""
+    """Features with several frames per sample: [D] frame offsets."""
     return {name: torch.tensor(deltas) for name, deltas in (dataset.reader.delta_indices or {}).items()}
 
 
 def episode_bounds(dataset: "LeRobotDataset") -> tuple[Tensor, Tensor]:
-    """Of each row [N], the first and the last row of its episode."""
+    """The first and last row of each row's episode, [N] each."""
     table = dataset.hf_dataset.data
     index, episode = (table.column(name).to_numpy().astype(np.int64) for name in ("index", "episode_index"))
     limits = (np.asarray(dataset.meta.episodes[name]) for name in ("dataset_from_index", "dataset_to_index"))
     start, end = (limit[episode] for limit in limits)
     rows = np.arange(len(index))
     first, last = rows - (index - start), rows + (end - 1 - index)
-    # lerobot finds the frames of a window by their numbers; their rows are as good if every episode is whole and in
-    # order: then all of its rows agree on where it begins and ends, and there are as many as lie between.
+    # lerobot finds a window's frames by number. Row indices are equivalent if every episode is complete and in order:
+    # then its rows agree on its start and end, and their count matches.
     lengths = np.bincount(episode, minlength=len(dataset.meta.episodes))[episode]
     whole = (last - first + 1 == lengths).all() and (first >= 0).all() and (last < len(rows)).all()
     if not (whole and (first[first] == first).all() and (episode[first] == episode).all()):
@@ -131,7 +131,7 @@ def episode_bounds(dataset: "LeRobotDataset") -> tuple[Tensor, Tensor]:
 
 
 def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
-    """Values [N, ...] in the types of lerobot's samples, which are those that torch gives to Python's own numbers."""
+    """Values [N, ...] in the dtypes of lerobot's samples, which are torch's for Python numbers."""
     if isinstance(dataset, StoredFrames):
         return dataset.numbers(name)
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -145,7 +145,7 @@ def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
         column = pc.list_flatten(column)
         empty += column.null_count
     shape = tuple(dataset.meta.features[name]["shape"])
-    shape = () if shape == (1,) else shape  # lerobot stores a vector of one as a number
+    shape = () if shape == (1,) else shape  # lerobot stores a vector of length one as a number
     if empty or len(column) != count * int(np.prod(shape)):
         raise CraftError(f"{name} of {dataset.repo_id} has no value, or only a part of one, in some frames")
     values = column.to_numpy()
@@ -154,13 +154,13 @@ def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
 
 
 def _images(dataset: "LeRobotDataset", name: str) -> Tensor:
-    """Images [N, C, H, W] in bytes."""
+    """Images [N, C, H, W] as bytes."""
     decode = dataset.hf_dataset.features[name].decode_example
     cells = dataset.hf_dataset.data.column(name)
     pictures = picture = torch.empty(0)
     before: Any = None
     for row, encoded in enumerate(_in_blocks(cells)):
-        # A blank camera shows the same picture all the time: it is decoded once.
+        # Identical images in a row, as from a blank camera, are decoded once.
         if encoded != before:
             before, picture = encoded, _picture(dataset, name, decode(encoded))
         if row == 0:
@@ -172,7 +172,7 @@ def _images(dataset: "LeRobotDataset", name: str) -> Tensor:
 
 
 def _in_blocks(cells: Any) -> Iterator[Any]:
-    """Cells as Python objects; not all at once, because they are as large as the files."""
+    """Cells as Python objects, block by block, because they are as large as the files."""
     for start in range(0, len(cells), _IMAGES_AT_ONCE):
         yield from cells.slice(start, _IMAGES_AT_ONCE).to_pylist()
 
@@ -188,7 +188,7 @@ def _picture(dataset: "LeRobotDataset", name: str, image: Any) -> Tensor:
 
 
 def _video(dataset: "LeRobotDataset", name: str) -> Tensor:
-    """Frames [N, C, H, W] as lerobot decodes them, many of an episode at a time."""
+    """Frames [N, C, H, W] as lerobot decodes them, many at a time."""
     timestamp, episode = numbers(dataset, "timestamp"), numbers(dataset, "episode_index")
     frames = torch.empty(0)
     for start, stop in _stretches(episode):
@@ -201,7 +201,7 @@ def _video(dataset: "LeRobotDataset", name: str) -> Tensor:
 
 
 def _stretches(episode: Tensor) -> Iterator[tuple[int, int]]:
-    """Rows from and to, within one episode each and few enough to be decoded at once."""
+    """Row ranges within one episode, small enough to decode at once."""
     _, lengths = torch.unique_consecutive(episode, return_counts=True)
     start = 0
     for length in lengths.tolist():

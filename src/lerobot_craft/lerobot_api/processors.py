@@ -14,24 +14,24 @@ from lerobot_craft.lerobot_api.policies import PolicyConfig
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
 _POSTPROCESSOR_FILE = "policy_postprocessor.json"
 _PROMPT_MASK = "observation.language.attention_mask"
-_SHORTEST_WORD = 3  # letters: a shorter word may be as many tokens as letters and still be known
+_SHORTEST_WORD = 3  # letters: a shorter known word may have as many tokens as letters
 
 
 class ProcessorStep(Protocol):
-    """What craft reads of one step of lerobot's processors."""
+    """The part of lerobot's processor step that craft reads."""
 
     def get_config(self) -> dict[str, Any]:
         """The step's settings as JSON."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The step's tensors; for a normalizer `feature.stat`."""
+        """The step's tensors; for a normalizer, keyed `feature.stat`."""
 
     def load_state_dict(self, state: dict[str, Tensor], /) -> None:
-        """Replace them."""
+        """Replace the step's tensors."""
 
 
 class Processor(Protocol):
-    """What craft reads of lerobot's processor pipelines."""
+    """The part of lerobot's processor pipeline that craft reads."""
 
     steps: Sequence[ProcessorStep]
 
@@ -42,15 +42,15 @@ class Processor(Protocol):
 def load_processors(
     config: PolicyConfig, rename_map: Mapping[str, str] | None = None, device: torch.device | None = None
 ) -> tuple[Processor, Processor]:
-    """Pre- and postprocessor of `config.pretrained_path`, with the statistics the checkpoint ships.
+    """Pre- and postprocessor of `config.pretrained_path`, with the checkpoint's statistics.
 
     Args:
-        config: The policy's.
-        rename_map: What the data at hand are called differently, dataset's name -> policy's name.
-        device: Where the preprocessor puts its batches; the config's when None.
+        config: The policy's config.
+        rename_map: Dataset's feature name -> policy's name.
+        device: Device of the preprocessor's batches; None: the config's.
 
     Raises:
-        CraftError: The checkpoint has no processors, or one of their files or tokenizers cannot be loaded.
+        CraftError: The checkpoint has no processors, or a file or tokenizer cannot be loaded.
     """
     from lerobot.policies.factory import make_pre_post_processors
     from lerobot.processor.pipeline import ProcessorMigrationError
@@ -82,15 +82,15 @@ def load_processors(
 def train_processors(
     cfg: Any, policy: nn.Module, dataset_stats: Mapping[str, Mapping[str, Any]] | None, device: torch.device
 ) -> tuple[Processor, Processor]:
-    """Pre- and postprocessor exactly as `lerobot-train` makes them: statistics of the new data, features of the policy.
+    """Pre- and postprocessor as `lerobot-train` makes them: statistics of the new data, features of the policy.
 
-    In a resumed run they come from the checkpoint, statistics included.
+    In a resumed run they come from the checkpoint, including statistics.
 
     Args:
         cfg: lerobot's `TrainPipelineConfig`.
-        policy: After `make_policy`, which fills in its features.
+        policy: After `make_policy`, which sets its features.
         dataset_stats: `dataset.meta.stats`.
-        device: accelerate's.
+        device: accelerate's device.
     """
     from lerobot.policies.factory import make_pre_post_processors
 
@@ -127,10 +127,9 @@ def train_processors(
 
 
 def check_form(directory: Path) -> None:
-    """Refuse processors that are JSON but not of lerobot's form, by file and field.
+    """Refuse processors that are valid JSON but not in lerobot's form, naming file and field.
 
-    lerobot fails on them with a TypeError or, where the name is none, at the first save, after training. A file that is
-    missing or no JSON is for the loader to complain about.
+    lerobot would raise a TypeError or fail at the first save. Missing files and invalid JSON are left to the loader.
     """
     for file in (directory / _PREPROCESSOR_FILE, directory / _POSTPROCESSOR_FILE):
         try:
@@ -145,7 +144,7 @@ def check_form(directory: Path) -> None:
 
 
 def _form_problems(content: object) -> Iterator[str]:
-    """What is not of the form in which lerobot saves a processor."""
+    """Deviations from the form in which lerobot saves a processor."""
     if not isinstance(content, dict):
         yield "it holds no JSON object"
         return
@@ -167,13 +166,13 @@ def _form_problems(content: object) -> Iterator[str]:
 def _preprocessor_overrides(
     config: PolicyConfig, saved: Mapping[str, Any], device: torch.device
 ) -> dict[str, dict[str, Any]]:
-    """What must replace the saved settings; lerobot refuses an override for a step that is not there."""
+    """Replacements for saved settings; lerobot refuses overrides for absent steps."""
     present = {step.get("registry_name") for step in saved.get("steps", ())}
     overrides: dict[str, dict[str, Any]] = {}
     if "device_processor" in present:
         overrides["device_processor"] = {"device": device.type}
     if "action_tokenizer_processor" in present:
-        # lerobot's step does not save these two: a reload would ask the Hub for another tokenizer.
+        # lerobot's step does not save these two, so a reload would request another tokenizer from the Hub.
         names = {"paligemma_tokenizer_name": "text_tokenizer_name", "fast_skip_tokens": "fast_skip_tokens"}
         overrides["action_tokenizer_processor"] = {
             argument: getattr(config, setting) for argument, setting in names.items() if hasattr(config, setting)
@@ -182,20 +181,20 @@ def _preprocessor_overrides(
 
 
 def step_name(step: ProcessorStep) -> str:
-    """The name under which lerobot saves a step: its registered name, or where its class lives."""
+    """The name under which lerobot saves a step: its registered name, or its class's full name."""
     kind = type(step)
     return getattr(kind, "_registry_name", None) or f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_normalizer(step: ProcessorStep) -> bool:
-    """Whether a step normalizes or unnormalizes by dataset statistics."""
+    """Whether a step normalizes or unnormalizes with dataset statistics."""
     from lerobot.processor.normalize_processor import _NormalizationMixin
 
     return isinstance(step, _NormalizationMixin)
 
 
 def normalization_modes(preprocessor: Processor) -> dict[str, str]:
-    """Feature -> lerobot's `NormalizationMode` under which the preprocessor normalizes it, such as `MIN_MAX`."""
+    """Feature -> lerobot's `NormalizationMode` in the preprocessor, such as `MIN_MAX`."""
     modes = {}
     for step in filter(is_normalizer, preprocessor.steps):
         settings = step.get_config()
@@ -207,9 +206,9 @@ def normalization_modes(preprocessor: Processor) -> dict[str, str]:
 
 
 def set_stats(processor: Processor, stats: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Let a loaded processor normalize by these statistics, feature -> statistic -> values.
+    """Make a loaded processor normalize with these statistics, feature -> statistic -> values.
 
-    Only for one of `load_processors`: lerobot's steps ignore this where statistics were given to their constructor.
+    Works only on processors from `load_processors`: steps that got statistics in their constructor ignore it.
     """
     flat = {f"{name}.{stat}": values for name, known in stats.items() for stat, values in known.items()}
     for step in filter(is_normalizer, processor.steps):
@@ -217,10 +216,7 @@ def set_stats(processor: Processor, stats: Mapping[str, Mapping[str, Tensor]]) -
 
 
 def unknown_words(preprocessor: Processor, text: str) -> list[str]:
-    """Words of a text that the tokenizer does not know: it spells them byte by byte, or has its unknown token for them.
-
-    Without a tokenizer there are none.
-    """
+    """Words that the tokenizer spells byte by byte or maps to its unknown token; empty without a tokenizer."""
     step = _tokenizer_step(preprocessor)
     if step is None:
         return []
@@ -235,9 +231,9 @@ def unknown_words(preprocessor: Processor, text: str) -> list[str]:
 
 
 def tokens_cut_off(raw: Mapping[str, Any], camera_keys: Iterable[str], preprocessor: Processor) -> tuple[int, int]:
-    """Tokens of the longest prompt of a batch that the policy does not get to read, and how many it reads at most.
+    """Number of tokens cut from the longest prompt of a batch, and the maximum length.
 
-    The prompt is what the policy makes of instruction and state, so the whole preprocessor runs.
+    The prompt combines instruction and state, so the whole preprocessor runs.
     """
     step = _tokenizer_step(preprocessor)
     if step is None:
@@ -258,7 +254,7 @@ def _tokenizer_step(preprocessor: Processor) -> Any | None:
 
 
 def policy_batch(raw: Mapping[str, Any], camera_keys: Iterable[str], preprocessor: Processor) -> dict[str, Any]:
-    """What the policy sees of a data loader's batch, by the steps `lerobot-train` takes; `raw` stays as it is."""
+    """The policy's inputs for a data loader's batch, as in `lerobot-train`; `raw` is not modified."""
     batch = dict(raw)
     for key in camera_keys:
         if key in batch and batch[key].dtype == torch.uint8:

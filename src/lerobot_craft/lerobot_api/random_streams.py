@@ -1,8 +1,7 @@
-"""The random numbers of each rank: its own stream, saved with each checkpoint and taken up again by a resumed run.
+"""One random stream per rank, saved with each checkpoint and restored on resume.
 
-lerobot 0.6.1 seeds all ranks alike, so that the n-th sample of every rank meets the same noise, the same flow time and
-the same dropout, and it saves the state of the main rank only. Here the main rank draws as lerobot's does, and every
-other one from a stream of its own.
+lerobot 0.6.1 seeds all ranks alike, so the n-th sample of every rank gets the same noise, flow time and dropout, and it
+saves only the main rank's state. Here the main rank draws as in lerobot, and every other rank has its own stream.
 """
 
 import hashlib
@@ -18,19 +17,19 @@ RngState = dict[str, Tensor]
 
 
 def start_stream(seed: int | None, rank: int, step: int = 0) -> None:
-    """Give this rank its own random numbers; the main one keeps those that it has."""
+    """Start this rank's own random stream; the main rank keeps its current one."""
     if rank == 0:
         return
-    # Hashed, so that rank 1 of seed 0 has nothing in common with rank 0 of seed 1.
+    # Hashed, so that rank 1 of seed 0 is unrelated to rank 0 of seed 1.
     digest = hashlib.sha256(f"rank {seed or 0} {rank} {step}".encode()).digest()
     own = int.from_bytes(digest[:4])
     random.seed(own)
-    np.random.seed(own)  # noqa: NPY002  # the generator that policies and augmentations draw from
-    torch.manual_seed(own)  # of every device
+    np.random.seed(own)  # noqa: NPY002  # the generator that policies and augmentations use
+    torch.manual_seed(own)  # all devices
 
 
 def gather_streams() -> list[RngState]:
-    """Where the generators of every rank stand; a collective."""
+    """The generator states of all ranks; a collective."""
     from accelerate.utils import gather_object
     from lerobot.utils.random_utils import serialize_rng_state
 
@@ -39,7 +38,7 @@ def gather_streams() -> list[RngState]:
 
 
 def save_streams(directory: Path, states: Sequence[RngState]) -> None:
-    """Write the states of all ranks but the main one, whose state lerobot writes itself, into a checkpoint."""
+    """Write the states of all ranks except the main one, which lerobot writes, into a checkpoint."""
     from safetensors.torch import save_file
 
     for rank, state in enumerate(states):
@@ -48,7 +47,7 @@ def save_streams(directory: Path, states: Sequence[RngState]) -> None:
 
 
 def restore_stream(directory: Path, rank: int, seed: int | None, step: int) -> None:
-    """Set the generators to the state of a checkpoint; a rank that it did not have begins a stream of its own."""
+    """Restore the generators from a checkpoint; a rank that is not in it starts a new stream."""
     from lerobot.utils.random_utils import deserialize_rng_state, load_rng_state
     from safetensors.torch import load_file
 

@@ -1,4 +1,4 @@
-"""Reading chosen frames of datasets in batches, ahead of who computes with them."""
+"""Read chosen frames of datasets in batches, ahead of the consumer."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 type Readable = "LeRobotDataset | Samples | StoredFrames"
 
 _BATCHES_AHEAD = 2
-# By columns, numbers of the whole dataset are read and a few samples compared with lerobot's: that must be worth it.
-# A frame read by lerobot costs as much as the numbers of some thousands.
+# Reading by columns reads the numbers of the whole dataset and compares a few samples with lerobot's, which must pay
+# off. One frame read by lerobot costs as much as the numbers of some thousand frames.
 _FEWEST_FRAMES, _MOST_READ_FOR_ONE, _COMPARED = 16, 200, 2
 
 
@@ -34,15 +34,15 @@ def read_batches(
     batches: Sequence[tuple[int, Sequence[int] | npt.NDArray[np.int64]]],
     num_workers: int = 0,
 ) -> Iterator[RawBatch]:
-    """Batches of frames in this order, read ahead while the caller computes.
+    """Batches of frames in the given order, read ahead while the caller computes.
 
-    They are what `lerobot-train` draws from its DataLoader, before the preprocessor, with one difference: colour images
-    are always uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
+    They equal the batches of `lerobot-train`'s DataLoader before the preprocessor, except that color images are always
+    uint8. lerobot returns those of image datasets as floats, which are exactly uint8 / 255.
 
     Args:
-        datasets: From `open_dataset`, preloaded, or frames that are stored elsewhere.
-        batches: Of each batch, the position of its dataset and rows of that dataset's `frame_table`.
-        num_workers: Reading processes, each of which imports lerobot first; 0 reads in one thread of this process.
+        datasets: From `open_dataset`, preloaded, or stored frames.
+        batches: For each batch, its dataset's position and rows of that dataset's `frame_table`.
+        num_workers: Reader processes, each of which must import lerobot; 0: read in one thread of this process.
     """
     collate = _Collate.of(datasets)
     wanted = [(dataset, [int(index) for index in indices]) for dataset, indices in batches]
@@ -56,8 +56,8 @@ def read_batches(
         num_workers=num_workers,
         collate_fn=collate,
         prefetch_factor=_BATCHES_AHEAD,
-        multiprocessing_context="spawn",  # as lerobot-train: forked video decoders and threads can hang
-        generator=torch.Generator(),  # or the DataLoader would draw from, and so change, the global one
+        multiprocessing_context="spawn",  # as in lerobot-train: forked video decoders and threads can hang
+        generator=torch.Generator(),  # otherwise the DataLoader would draw from the global generator
     )
     return iter(loader)
 
@@ -69,7 +69,7 @@ def _read_in_thread(
     for dataset, indices in wanted:
         frames[dataset] += len(indices)
     read = [_reader(dataset, count, collate) for dataset, count in zip(datasets, frames, strict=True)]
-    # One thread only: decoders that lerobot keeps open must not be shared.
+    # One thread, because lerobot's open decoders must not be shared.
     reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="read_batches")
     try:
         ahead: deque[Future[RawBatch]] = deque()
@@ -84,10 +84,10 @@ def _read_in_thread(
 
 
 def _reader(dataset: Readable, frames: int, collate: "_Collate") -> Callable[[list[int]], RawBatch]:
-    """What reads a batch of one dataset, of which so many frames are wanted in all.
+    """A function that reads batches of one dataset; `frames` is the total number of frames needed.
 
-    lerobot decodes the images of every frame of a sample's windows, although the windows are of actions: for images
-    that are stored one by one, columns take a tenth of the time. Whatever columns cannot give, lerobot does.
+    lerobot decodes the images of every frame in a sample's windows, even if only actions need the windows. For images
+    stored one by one, columns take a tenth of the time. lerobot reads whatever columns cannot.
     """
 
     def by_lerobot(rows: list[int]) -> RawBatch:
@@ -106,14 +106,14 @@ def _reader(dataset: Readable, frames: int, collate: "_Collate") -> Callable[[li
 
 
 def _by_columns(samples: Samples, rows: list[int]) -> RawBatch | None:
-    with suppress(CraftError):  # an image among these is not like those before
+    with suppress(CraftError):  # an image of this batch differs in form
         return samples.__getitems__(rows)
     return None
 
 
 @dataclass(frozen=True)
 class _Collate:
-    """Samples to a batch, with colour images as uint8; an object because it travels to worker processes."""
+    """Collates samples, with color images as uint8; a class because it must be picklable for workers."""
 
     colour_cameras: tuple[str, ...]
     has_language_columns: bool

@@ -1,4 +1,4 @@
-"""Rollouts by lerobot's own evaluation, in this process: a loaded policy, an environment, success of each episode."""
+"""Rollouts with lerobot's own evaluation, in this process: policy, environment, success per episode."""
 
 import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
 
 @dataclass(frozen=True)
 class Player:
-    """A policy that is ready to act, with the processors of its checkpoint."""
+    """A policy that is ready to act, with its checkpoint's processors."""
 
     policy: nn.Module
     preprocessor: Processor
@@ -32,16 +32,16 @@ def load_player(
     overrides: Sequence[str] = ("--device=cpu",),
     rename_map: Mapping[str, str] | None = None,
 ) -> Player:
-    """The policy of a checkpoint directory, as `lerobot-eval` loads it; PEFT adapters included.
+    """The policy of a checkpoint directory, as `lerobot-eval` loads it, including PEFT adapters.
 
     Args:
-        checkpoint: What `--policy.path` takes.
-        env: Configuration of an environment that it will act in: lerobot takes the action's shape from there.
+        checkpoint: As for `--policy.path`.
+        env: Config of an environment it will act in; lerobot takes the action shape from it.
         overrides: Settings as on lerobot's command line without `policy.`.
-        rename_map: Observations that the environment names otherwise than the policy: its name -> the policy's.
+        rename_map: The environment's observation names -> the policy's.
 
     Raises:
-        CraftError: Not a checkpoint, or one whose cameras are none of the environment's.
+        CraftError: Not a checkpoint, or its cameras do not match the environment's.
     """
     from lerobot.policies import make_policy
 
@@ -54,14 +54,14 @@ def load_player(
 
 
 def _check_cameras(config: PolicyConfig, env: Any, rename_map: Mapping[str, str]) -> None:
-    """Refuse before weights are read what `make_policy` refuses after: cameras of other names.
+    """Refuse mismatched cameras before weights are read; `make_policy` would refuse them only afterward.
 
-    Where a map is given, lerobot looks at nothing; a policy without a single camera then fails in its first step.
+    With a rename map lerobot does not check at all, and a policy without any camera then fails in its first step.
     """
     from lerobot.envs import env_to_policy_features
     from lerobot.policies.utils import validate_visual_features_consistency
 
-    if not config.input_features:  # make_policy takes the environment's
+    if not config.input_features:  # make_policy uses the environment's
         return
     features = {rename_map.get(name, name): feature for name, feature in env_to_policy_features(env).items()}
     shown, read = _cameras(features), _cameras(config.input_features)
@@ -91,7 +91,7 @@ def _listed(names: set[str]) -> str:
 
 
 def env_config(env_type: str, settings: Mapping[str, Any]) -> Any:
-    """Configuration of a registered environment, as `--env.type` and `--env.x=y` make it."""
+    """Config of a registered environment, as `--env.type` and `--env.x=y` make it."""
     from lerobot.envs import make_env_config
 
     return make_env_config(env_type, **settings)
@@ -101,11 +101,11 @@ def play(player: Player, env: Any, *, episodes: int, batch_size: int, seed: int)
     """Success of each episode in an environment with one task.
 
     Args:
-        player: Who acts.
-        env: Configuration of an environment with one task.
-        episodes: How many; episode i starts from the state of `seed + i`.
-        batch_size: How many are played side by side.
-        seed: Of the first start state, and of the policy's own noise.
+        player: The policy.
+        env: Config of an environment with one task.
+        episodes: Number of episodes; episode i starts from the state of `seed + i`.
+        batch_size: Episodes played in parallel.
+        seed: Seed of the first start state, and of the policy's noise.
     """
     with ready(player, env, batch_size) as stages:
         (stage,) = stages.values()
@@ -117,10 +117,9 @@ class PlayedEpisode:
     """What a policy saw and did.
 
     Attributes:
-        instruction: Of the environment; empty where it has none.
-        observations: By the environment's names, as the policy's preprocessor gets them: [T, ...]; pictures are uint8
-            [T, C, H, W].
-        actions: As the policy's postprocessor returns them, [T, A].
+        instruction: From the environment; empty if it has none.
+        observations: As passed to the policy's preprocessor, by the environment's names: [T, ...]; images uint8.
+        actions: As returned by the policy's postprocessor, [T, A].
         success: Whether it reached the goal.
     """
 
@@ -132,12 +131,12 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class Stage:
-    """One task of an environment, made ready for one player: what lerobot's rollouts take, by name."""
+    """One task of an environment, set up for one player; `parts` holds lerobot's rollout arguments."""
 
     parts: dict[str, Any]
 
     def play(self, episodes: int, seed: int) -> list[bool]:
-        """Success of each episode, by lerobot's `eval_policy`: episode i starts from the state of `seed + i`."""
+        """Success per episode, from lerobot's `eval_policy`: episode i starts from the state of `seed + i`."""
         from lerobot.scripts.lerobot_eval import eval_policy
 
         with seeded(seed):
@@ -145,9 +144,9 @@ class Stage:
         return [bool(episode["success"]) for episode in found["per_episode"]]
 
     def record(self, seeds: Sequence[int]) -> list[PlayedEpisode]:
-        """Episodes with all that the policy saw and did, by lerobot's `rollout`; one from each start, side by side.
+        """Episodes with everything the policy saw and did, from lerobot's `rollout`; one per seed, in parallel.
 
-        There are as many starts as the stage has environments.
+        The number of seeds must equal the stage's number of environments.
         """
         from lerobot.scripts.lerobot_eval import rollout
 
@@ -162,7 +161,7 @@ class Stage:
 
 
 class _Listener:
-    """A processor, and all that it was given and gave."""
+    """A processor that records its inputs and outputs."""
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
@@ -179,14 +178,14 @@ class _Listener:
 def _episode(
     seen: Sequence[Mapping[str, Any]], done: Sequence[Any], place: int, length: int, success: torch.Tensor
 ) -> PlayedEpisode:
-    """One of several that were played side by side."""
+    """One of several episodes that were played in parallel."""
     observations = {}
     for name, value in seen[0].items():
         if not isinstance(value, torch.Tensor) or not name.startswith("observation."):
             continue
         steps = torch.stack([step[name][place].cpu() for step in seen[:length]])  # [T, ...]
         is_picture = name.startswith("observation.image") and steps.is_floating_point()
-        # lerobot divides bytes by 255: this gives them back exactly.
+        # lerobot divides bytes by 255; this restores them exactly.
         observations[name] = (steps * 255).round().to(torch.uint8) if is_picture else steps
     actions = torch.stack([action[place].float().cpu() for action in done[:length]])  # [T, A]
     return PlayedEpisode(str(seen[0]["task"][place]), observations, actions, bool(success[place, :length].any()))
@@ -194,7 +193,7 @@ def _episode(
 
 @contextmanager
 def ready(player: Player, env: Any, side_by_side: int) -> Iterator[dict[str, Stage]]:
-    """The tasks of an environment by name: the suite's name, with the task's number where a suite has several."""
+    """An environment's tasks by name: the suite's name, plus the task's number if a suite has several."""
     from lerobot.envs import close_envs, make_env, make_env_pre_post_processors
 
     before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
@@ -232,9 +231,9 @@ def _without_simulator(env_type: str, error: ImportError) -> str:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """No gradients, and the policy's own noise drawn from `seed`; random generators are left as they were.
+    """Disable gradients and draw the policy's noise from `seed`; random generators are restored afterward.
 
-    Two policies of one kind then draw the same.
+    Two policies of one kind then draw the same noise.
     """
     from lerobot.utils.random_utils import set_seed
 

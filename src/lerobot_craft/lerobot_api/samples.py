@@ -1,4 +1,4 @@
-"""Samples of a dataset by whole batches, from its columns: what lerobot gives one by one, with one query per window."""
+"""Whole batches of a dataset's samples from its columns; lerobot reads one sample at a time, a query per window."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
@@ -21,22 +21,21 @@ class SampleColumn(Protocol):
     """One feature of every frame."""
 
     def at(self, rows: Tensor, first: Tensor, last: Tensor) -> Tensor:
-        """Of samples [B] whose episodes begin and end with the rows `first` and `last`: [B, ...] or [B, D, ...]."""
+        """Samples [B] whose episodes start and end at rows `first` and `last`: [B, ...] or [B, D, ...]."""
         ...
 
 
 class Samples(Dataset[RawBatch]):
     """The samples of a dataset.
 
-    A DataLoader that finds `__getitems__` asks for a whole batch at once; it comes collated, so its `collate_fn` has
-    nothing left to do.
+    A DataLoader that finds `__getitems__` requests a whole batch, already collated, so `collate_fn` has nothing to do.
 
     Args:
-        dataset: As lerobot opened it.
-        columns: What a sample is made of, in its order; strings are lists.
+        dataset: As opened by lerobot.
+        columns: A sample's parts in its order; strings are lists.
 
     Raises:
-        CraftError: The dataset's frames are not in the order of their episodes.
+        CraftError: The dataset's frames are not in episode order.
     """
 
     def __init__(self, dataset: "LeRobotDataset", columns: Mapping[str, SampleColumn | list[str]]) -> None:
@@ -69,12 +68,12 @@ class Samples(Dataset[RawBatch]):
     def differing_from(
         self, dataset: "LeRobotDataset", collate: Callable[[list[Any]], RawBatch] = default_collate, *, samples: int = 8
     ) -> list[str]:
-        """Features of which a few samples are not lerobot's, bit by bit; those at episodes' ends have padded windows.
+        """Features whose values differ from lerobot's, bit by bit, in a few samples, including padded windows.
 
         Args:
-            dataset: Which lerobot opened.
-            collate: Its samples to a batch.
-            samples: How many are drawn, beside the first, the last and the last of an episode.
+            dataset: As opened by lerobot.
+            collate: Turns its samples into a batch.
+            samples: Number of random samples, besides the first, the last and the last of an episode.
         """
         drawn = np.random.default_rng(0).integers(len(self), size=samples).tolist()
         rows = [0, *drawn, int(self._last[drawn[0]]), len(self) - 1]
@@ -87,5 +86,5 @@ def _same(expected: Any, found: Any) -> bool:
     if not isinstance(expected, Tensor):
         return bool(expected == found)
     same_form = isinstance(found, Tensor) and (found.dtype, found.shape) == (expected.dtype, expected.shape)
-    # Bytes, so that a NaN is equal to itself.
+    # Compare bytes, so that NaN equals NaN.
     return same_form and bool(found.contiguous().numpy().tobytes() == expected.contiguous().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""Where frames belong, and frames that are kept elsewhere than in a LeRobotDataset and are read like one."""
+"""The frame table of a dataset, and frames that are stored outside a LeRobotDataset but read like one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,12 +12,12 @@ from torch.utils.data import Dataset
 
 @dataclass(frozen=True)
 class FrameTable:
-    """Where every frame of an opened dataset belongs: one row per frame, row i being the frame `dataset[i]`."""
+    """Task, episode and position of every frame in an opened dataset: row i is the frame `dataset[i]`."""
 
     task: npt.NDArray[np.int64]  # index into the dataset's instructions
     episode: npt.NDArray[np.int64]
-    position: npt.NDArray[np.int64]  # frames since the episode began
-    length: npt.NDArray[np.int64]  # of the frame's episode
+    position: npt.NDArray[np.int64]  # frames since the episode started
+    length: npt.NDArray[np.int64]  # length of the frame's episode
 
     def __len__(self) -> int:
         return len(self.task)
@@ -29,13 +29,13 @@ class FrameTable:
 
 @dataclass(frozen=True)
 class StoredMeta:
-    """What readers of frames ask of a dataset's metadata.
+    """The part of a dataset's metadata that readers of frames use.
 
     Attributes:
         repo_id: A name for messages.
         features: As in lerobot's `info.json`: dtype and shape of each; images are [height, width, channels].
-        instructions: A frame's task index points into them.
-        camera_keys: Features that are colour images.
+        instructions: A frame's task index refers to this list.
+        camera_keys: Features that are color images.
     """
 
     repo_id: str
@@ -48,9 +48,9 @@ class StoredMeta:
 
 
 class StoredFrames(Dataset[dict[str, Any]]):
-    """Single frames with their history and their chunk of actions already in them; images are uint8.
+    """Single frames that include their history and action chunk; images are uint8.
 
-    A subclass holds `meta` and `table`, of which row i is the frame `self[i]`.
+    A subclass has `meta` and `table`; row i of the table is the frame `self[i]`.
     """
 
     meta: StoredMeta
@@ -60,9 +60,9 @@ class StoredFrames(Dataset[dict[str, Any]]):
         return len(self.table)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """One frame as lerobot's DataLoader takes it: tensors, and `task`."""
+        """One frame for lerobot's DataLoader: tensors, and `task`."""
         raise NotImplementedError
 
     def numbers(self, name: str) -> Tensor:
-        """A feature [N, ...] of every frame at its own time, without history."""
+        """A feature [N, ...] at each frame's own time, without history."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""The command line of lerobot-train: its parser, its checks, and its errors as sentences."""
+"""The command line of lerobot-train: its parser, its checks, and its errors as CraftErrors."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ _NOT_FOR_REWARDS = "craft train is for policies: train a reward model with lerob
 
 @contextlib.contextmanager
 def _command_line(argv: Sequence[str]) -> Iterator[None]:
-    """For lerobot, which reads some flags from the process's own arguments, long after parsing."""
+    """Set sys.argv: lerobot reads some flags from it long after parsing."""
     own = sys.argv
     sys.argv = [own[0], *argv]
     try:
@@ -29,10 +29,10 @@ def _command_line(argv: Sequence[str]) -> Iterator[None]:
 def parse_train_config(argv: Sequence[str]) -> Any:
     """The validated `TrainPipelineConfig` of a command line without `--craft` flags.
 
-    A policy that says it goes to the Hub, but not where to, is trained without being pushed: `lerobot-train` refuses
-    it, which would refuse every checkpoint whose config was saved with lerobot's default.
+    A policy with push_to_hub but without a repository is trained without pushing. `lerobot-train` refuses it, and with
+    it every checkpoint saved with lerobot's default config.
     """
-    if any(argument.startswith(_REWARD_MODEL) for argument in argv):  # their types are not registered here
+    if any(argument.startswith(_REWARD_MODEL) for argument in argv):  # reward model types are not registered here
         raise CraftError(_NOT_FOR_REWARDS)
     try:
         return _parse(argv)
@@ -85,7 +85,7 @@ def _parse(argv: Sequence[str]) -> Any:
 
 def _advice(reason: str) -> str:
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()] or ["the flags are wrong"]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # of several types, what the first one says
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # for several types, the first type's message
     return f"{said.removesuffix('.')} (`craft train --help` lists the flags)"
 
 
@@ -100,7 +100,7 @@ def _output_dir_exists(argv: Sequence[str]) -> str:
 
 
 def print_train_help(argv: Sequence[str]) -> None:
-    """The flags of lerobot-train, with those of the chosen policy and environment."""
+    """Print lerobot-train's flags, including those of the chosen policy and environment."""
     import lerobot.policies  # noqa: F401  registers the policy types
     from lerobot.configs import parser
     from lerobot.configs.train import TrainPipelineConfig

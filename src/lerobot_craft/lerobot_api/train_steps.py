@@ -1,4 +1,4 @@
-"""What `lerobot-train` does again and again: the update, its meters, evaluation, writing and reading checkpoints."""
+"""The repeated parts of `lerobot-train`: update, meters, evaluation, writing and reading checkpoints."""
 
 import contextlib
 import dataclasses
@@ -13,12 +13,12 @@ from torch import nn
 
 logger = logging.getLogger(__name__)
 
-# Its own packages, and plugins that it finds by their names.
+# lerobot's own packages, and plugins that it finds by name.
 _FOUND_BY_LEROBOT = ("lerobot.", "lerobot_policy_", "lerobot_env_")
 
 
 def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
-    """The meters of one window between two log lines."""
+    """The meters for the steps between two log lines."""
     from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 
     meters = {
@@ -37,21 +37,21 @@ def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
 
 
 def update(tracker: Any, policy: nn.Module, batch: Any, optimizer: Any, **parts: Any) -> None:
-    """One update by lerobot itself: forward, backward, clip, optimizer, schedule; `parts` as it names them."""
+    """One lerobot update: forward, backward, clip, optimizer, schedule; `parts` are its keyword arguments."""
     from lerobot.scripts.lerobot_train import update_policy
 
     update_policy(tracker, policy, batch, optimizer, **parts)
 
 
 def bar_is_welcome() -> bool:
-    """Whether to draw one: lerobot has no progress bar in a Slurm job, where it would fill the log."""
+    """Whether to draw a progress bar: like lerobot, not in a Slurm job, where it would fill the log."""
     from lerobot.utils.utils import inside_slurm
 
     return not inside_slurm()
 
 
 def make_wandb(cfg: Any, craft: dict[str, Any] | None) -> Any | None:
-    """The wandb logger of lerobot, if enabled, with CRaFT's settings beside its own."""
+    """The wandb logger of lerobot, if enabled, with CRaFT's settings added."""
     if not (cfg.wandb.enable and cfg.wandb.project):
         return None
     from lerobot.common.wandb_utils import WandBLogger
@@ -63,7 +63,7 @@ def make_wandb(cfg: Any, craft: dict[str, Any] | None) -> Any | None:
 
 
 def weighter_stats(weighter: Any | None) -> dict[str, Any]:
-    """What lerobot logs of its sample weights."""
+    """Log entries of lerobot about its sample weights."""
     return {} if weighter is None else {f"sample_weighting/{name}": x for name, x in weighter.get_stats().items()}
 
 
@@ -118,9 +118,9 @@ def write_checkpoint(
     world: int,
     gathered: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> None:
-    """All files of lerobot's checkpoint, into an empty directory.
+    """Write all files of lerobot's checkpoint into an empty directory.
 
-    Of a sharded policy, `gathered` has the whole states of the policy and of the optimizer.
+    For a sharded policy, `gathered` holds the full states of policy and optimizer.
     """
     from lerobot.common.train_utils import save_checkpoint
 
@@ -141,19 +141,16 @@ def write_checkpoint(
 
 
 def write_policy(directory: Path, cfg: Any, policy: nn.Module, processors: tuple[Any, Any]) -> None:
-    """The policy's part of a checkpoint: what `--policy.path` reads."""
+    """Write the policy's part of a checkpoint: what `--policy.path` reads."""
     policy.save_pretrained(directory)  # type: ignore[operator]
-    if cfg.peft is not None:  # PEFT saves its adapter only
+    if cfg.peft is not None:  # PEFT only saves its adapter
         policy.config.save_pretrained(directory)  # type: ignore[union-attr, operator]
     for processor in processors:
         processor.save_pretrained(directory)
 
 
 def read_training_state(directory: Path, optimizer: Any | None, scheduler: Any) -> int:
-    """Optimizer (if one is given) and schedule go on from a checkpoint, whose step is returned.
-
-    The random generators are set to its state too.
-    """
+    """Restore the optimizer (if given), the schedule and the random generators from a checkpoint; returns its step."""
     from lerobot.common.train_utils import load_training_state
 
     step: int = load_training_state(directory, optimizer, scheduler, load_optimizer=optimizer is not None)[0]
@@ -161,7 +158,7 @@ def read_training_state(directory: Path, optimizer: Any | None, scheduler: Any) 
 
 
 def read_optimizer_state(directory: Path, optimizer: Any) -> None:
-    """An optimizer, or what stands in for one, goes on from a checkpoint."""
+    """Restore an optimizer, or an object in its place, from a checkpoint."""
     from lerobot.optim import load_optimizer_state
     from lerobot.utils.constants import TRAINING_STATE_DIR
 
@@ -170,7 +167,7 @@ def read_optimizer_state(directory: Path, optimizer: Any) -> None:
 
 @contextlib.contextmanager
 def undisturbed_rng() -> Iterator[None]:
-    """What happens inside leaves the random generators (Python's, numpy's, torch's) as they were."""
+    """Restore the random generators (Python's, numpy's, torch's) on exit."""
     from lerobot.utils.random_utils import get_rng_state, set_rng_state
 
     state = get_rng_state()
@@ -181,14 +178,14 @@ def undisturbed_rng() -> Iterator[None]:
 
 
 def should_save(step: int, cfg: Any) -> bool:
-    """Whether a checkpoint follows this step: every `save_freq`, and the last."""
+    """Whether to save a checkpoint after this step: every `save_freq`, and at the end."""
     from lerobot.common.train_utils import should_save_checkpoint
 
     return bool(cfg.save_checkpoint and should_save_checkpoint(step, cfg.save_freq, cfg.steps))
 
 
 def push_checkpoint(directory: Path, cfg: Any) -> None:
-    """Upload a checkpoint, where `--save_checkpoint_to_hub` says so."""
+    """Upload a checkpoint; call it if `--save_checkpoint_to_hub` is set."""
     from lerobot.common.train_utils import push_checkpoint_to_hub
 
     push_checkpoint_to_hub(directory, cfg.policy.repo_id, private=cfg.policy.private)
@@ -202,9 +199,9 @@ def push_policy(
     card: str | None,
     memory: Path | None = None,
 ) -> None:
-    """Upload the trained policy, where `--policy.push_to_hub` says so; a card stands in place of lerobot's own.
+    """Upload the trained policy; call it if `--policy.push_to_hub` is set. `card` replaces lerobot's own card.
 
-    lerobot saves the policy anew into a temporary directory and uploads that, so a memory needs a commit of its own.
+    lerobot saves the policy again into a temporary directory and uploads that, so a memory needs a separate commit.
     """
     from huggingface_hub import HfApi, ModelCard
 
@@ -225,7 +222,7 @@ def push_policy(
 
 
 def eval_flags(cfg: Any) -> dict[str, object]:
-    """The flags of `lerobot-eval` that repeat this run's evaluation in the environment; few where it had none."""
+    """The flags of `lerobot-eval` that repeat this run's evaluation in the environment; few if it had none."""
     flags: dict[str, object] = _packages(cfg)
     if cfg.env is None:
         return flags
@@ -237,8 +234,8 @@ def eval_flags(cfg: Any) -> dict[str, object]:
 
 
 def _packages(cfg: Any) -> dict[str, object]:
-    """Flags that make lerobot import what it does not know by itself: a policy's package, an environment's."""
-    # Not `policy.discover_packages_path`: lerobot-eval takes that for a setting of the policy.
+    """Flags that make lerobot import packages that it cannot find itself: a policy's, an environment's."""
+    # Not `policy.discover_packages_path`: lerobot-eval would take it for a setting of the policy.
     homes = {"discover_packages_path": cfg.policy, "env.discover_packages_path": cfg.env}
     modules = {flag: _importable(type(config).__module__) for flag, config in homes.items() if config is not None}
     return {
@@ -249,7 +246,7 @@ def _packages(cfg: Any) -> dict[str, object]:
 
 
 def _importable(module: str) -> str | None:
-    """The name by which another process imports a module: that of a script is its file's; a notebook has none."""
+    """The name under which another process can import a module: a script's file name; None for a notebook."""
     if module != "__main__":
         return module
     file = getattr(sys.modules["__main__"], "__file__", None)
@@ -257,7 +254,7 @@ def _importable(module: str) -> str | None:
 
 
 def _settings(env: Any) -> dict[str, object]:
-    """The task, and each plain setting of an environment that is not the default."""
+    """The task and all plain, non-default settings of an environment."""
     default = {
         field.name: field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         for field in dataclasses.fields(env)

@@ -1,7 +1,6 @@
-"""The parts of `lerobot-train`, in the order in which it makes them: accelerator, data, policy, optimizer.
+"""The parts of `lerobot-train`, in its order: accelerator, data, policy, optimizer.
 
-Each function stands for a stretch of lerobot's training script and draws from the random generators exactly as that
-stretch does, so that a loop made of them trains to the same bits.
+Each function draws random numbers exactly as lerobot's script does, so a loop built from them is bit-identical.
 """
 
 import dataclasses
@@ -26,21 +25,20 @@ from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preload
 
 logger = logging.getLogger(__name__)
 
-# How long ranks wait for one that is at something else: a build of anchors, rollouts, a large save, an upload. torch's
-# own limit is 10 minutes with NCCL, 30 with gloo.
+# How long ranks wait for one that builds anchors, evaluates, saves or uploads. torch's limit: 10 to 30 minutes.
 RANKS_WAIT = timedelta(hours=2)
 _WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
 
 
 def several_processes() -> bool:
-    """Whether a launcher has started this process as one of several."""
+    """Whether a launcher started this process as one of several."""
     return int(os.environ.get(_WORLD_SIZE, "1")) > 1
 
 
 def make_accelerator(cfg: Any) -> Any:
-    """The `Accelerator` with the device and precision that the policy's config asks for.
+    """The `Accelerator` with the device and precision of the policy's config.
 
-    Of several processes, each waits for the others as long as `RANKS_WAIT`. All else is as lerobot-train has it.
+    With several processes, each waits up to `RANKS_WAIT` for the others. Everything else is as in lerobot-train.
     """
     from accelerate import Accelerator
     from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs
@@ -54,7 +52,7 @@ def make_accelerator(cfg: Any) -> Any:
     if several_processes():
         handlers.append(InitProcessGroupKwargs(timeout=RANKS_WAIT))
     accelerator = Accelerator(
-        step_scheduler_with_optimizer=False,  # or accelerate steps the schedule once per process
+        step_scheduler_with_optimizer=False,  # otherwise accelerate steps the schedule once per process
         mixed_precision=precision,
         kwargs_handlers=handlers,
         cpu=cfg.policy.device == "cpu",
@@ -64,7 +62,7 @@ def make_accelerator(cfg: Any) -> Any:
 
 
 def seed_everything(cfg: Any, accelerator: Any) -> None:
-    """Seeds and cuDNN switches."""
+    """Set seeds and cuDNN switches."""
     from lerobot.utils.random_utils import set_seed
 
     if cfg.seed is not None:
@@ -90,12 +88,12 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
             "check --dataset.repo_id and --dataset.root"
         ) from error
     if not cfg.dataset.streaming:
-        frame_table(dataset)  # refuses frames whose instruction or episode is not listed
+        frame_table(dataset)  # refuses frames with an unlisted instruction or episode
     return dataset, held_out
 
 
 def make_student(cfg: Any, dataset: Any) -> nn.Module:
-    """The policy to train, on its device, features as the dataset has them."""
+    """The policy to train, on its device, with the dataset's features."""
     from lerobot.policies import make_policy
     from safetensors import SafetensorError
 
@@ -109,7 +107,7 @@ def make_student(cfg: Any, dataset: Any) -> nn.Module:
 
 
 def wrap_peft(policy: nn.Module, cfg: Any) -> nn.Module:
-    """The policy with the adapters that `--peft.*` asks for; one that was resumed has them already."""
+    """The policy with the adapters of `--peft.*`; a resumed policy already has them."""
     if cfg.peft is None or hasattr(policy, "disable_adapter"):
         return policy
     try:
@@ -120,7 +118,7 @@ def wrap_peft(policy: nn.Module, cfg: Any) -> nn.Module:
 
 
 def make_optimizer(cfg: Any, policy: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
-    """Optimizer and learning-rate schedule of the policy's preset, or those of the flags."""
+    """Optimizer and learning-rate schedule from the policy's preset or the flags."""
     from lerobot.optim.factory import make_optimizer_and_scheduler
 
     optimizer, scheduler = make_optimizer_and_scheduler(cfg, policy)
@@ -128,7 +126,7 @@ def make_optimizer(cfg: Any, policy: nn.Module) -> tuple[torch.optim.Optimizer, 
 
 
 def make_sample_weighter(cfg: Any, policy: nn.Module, device: torch.device) -> Any | None:
-    """Weights per sample, as lerobot makes them, if asked for."""
+    """Weights per sample from lerobot, if requested."""
     if cfg.sample_weighting is None:
         return None
     from lerobot.utils.sample_weighting import make_sample_weighter as make
@@ -140,20 +138,20 @@ def make_sample_weighter(cfg: Any, policy: nn.Module, device: torch.device) -> A
 
 @dataclass
 class Data:
-    """What the loop reads, and where it stands in it."""
+    """The loop's data, and the position in it."""
 
     dataset: Any
     loader: Any
     held_out: Any | None = None
     epoch: int = 0
     mid_epoch: bool = False
-    draws_once: bool = False  # at the first epoch alone, as a loader does whose workers persist
+    draws_once: bool = False  # at the first epoch only, as with persistent workers
 
     def batches(self, restore_rng: Callable[[], None] | None = None) -> Iterator[Any]:
-        """An endless stream; in a resumed run `restore_rng` sets the random state to that of the checkpoint.
+        """An endless stream; in a resumed run `restore_rng` sets the random state of the checkpoint.
 
-        A data loader draws a seed for its workers whenever an epoch begins (with workers that persist, once). A resumed
-        epoch has begun before the checkpoint, so its draw must be undone; one that begins here draws as it would have.
+        A data loader draws a seed for its workers at the start of each epoch (with persistent workers, once). A resumed
+        epoch started before the checkpoint, so its draw must be undone. An epoch that starts here draws as usual.
         """
         from lerobot.utils.utils import cycle
 
@@ -163,7 +161,7 @@ class Data:
             restore_rng()
         first = next(stream)
         if self.draws_once:
-            # Preloaded data have no workers that persist, so that each later epoch would draw: it does so from here.
+            # Preloaded data have no persistent workers, so later epochs would draw: let them use a separate generator.
             getattr(self.loader, "base_dataloader", self.loader).generator = torch.Generator()
         if restore_rng is not None and began_before:
             restore_rng()
@@ -174,15 +172,15 @@ class Data:
 def make_data(
     cfg: Any, dataset: Any, held_out: Any | None, accelerator: Any, step: int, *, preload: bool = False
 ) -> Data:
-    """Data loaders as lerobot-train makes them, standing where `step` steps have been taken.
+    """Data loaders as in lerobot-train, positioned after `step` steps.
 
     Args:
         cfg: lerobot's settings.
-        dataset: The new task's.
+        dataset: The new task's dataset.
         held_out: Its held-out part, or None.
-        accelerator: accelerate's.
-        step: Steps that were taken already.
-        preload: Read everything into memory first: the same batches, sooner.
+        accelerator: The `Accelerator`.
+        step: Steps already taken.
+        preload: Read everything into memory first: the same batches, faster.
     """
     sampler, epoch, start = (None, 0, 0) if cfg.dataset.streaming else _sampler(cfg, dataset, accelerator, step)
     samples, kept_back = dataset, None if held_out is None else _capped(held_out, cfg.max_eval_samples)
@@ -198,11 +196,11 @@ def make_data(
 def prepare(
     accelerator: Any, policy: nn.Module | None, optimizer: Any, scheduler: Any, data: Data
 ) -> tuple[Any, Any, Any]:
-    """Hand everything to accelerate, but a policy that is sharded already; the data's loaders are replaced in place."""
+    """Pass everything to accelerate except an already sharded policy; the data's loaders are replaced in place."""
     accelerator.wait_for_everyone()
     prepared = accelerator.prepare(policy, optimizer, data.loader, scheduler, data.held_out)
     policy, optimizer, data.loader, scheduler, data.held_out = prepared
-    # accelerate's loader tells the sampler its own count of epochs, which starts at 0 in a resumed run too.
+    # accelerate's loader passes its own epoch count to the sampler; it starts at 0 even in a resumed run.
     data.loader.iteration = data.epoch
     return policy, optimizer, scheduler
 
@@ -239,7 +237,7 @@ def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, 
 
 
 def _leave_signals_to_the_run(_: int) -> None:
-    """In a data worker: Ctrl-C and SIGTERM reach the whole group of processes, and the run still finishes its step."""
+    """In a data worker: ignore Ctrl-C and SIGTERM, which reach the whole process group; the run finishes its step."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
 
@@ -266,7 +264,7 @@ def _loader(cfg: Any, dataset: Any, accelerator: Any, batch_size: int, **options
 
 
 def _capped(dataset: Any, samples: int) -> Any:
-    """At most so many held-out frames, the first ones of each task in equal parts."""
+    """At most `samples` held-out frames: the first ones of each task, in equal parts."""
     if samples <= 0 or not hasattr(dataset, "hf_dataset"):
         return dataset
     task = dataset.hf_dataset.data.column("task_index").to_numpy()
@@ -276,7 +274,7 @@ def _capped(dataset: Any, samples: int) -> Any:
 
 
 def checkpoint_directory(cfg: Any, step: int) -> Path:
-    """Where the checkpoint of a step belongs."""
+    """The checkpoint directory of a step."""
     from lerobot.common.train_utils import get_step_checkpoint_dir
 
     directory: Path = get_step_checkpoint_dir(cfg.output_dir, cfg.steps, step)

@@ -1,4 +1,4 @@
-"""One batch of rollouts by lerobot's own loop, with somebody looking on."""
+"""One batch of rollouts in lerobot's own loop, with a callback."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,16 @@ from lerobot_craft.lerobot_api.rollouts import Player, ready, seeded
 
 
 def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
-    """The number of steps to success of each episode, None without success.
+    """Play episodes with a callback; returns each episode's steps to success, or None without success.
 
-    The episodes are those of `rollouts.play` with the same seed, if that plays as many side by side: the policy's noise
-    is drawn for the whole batch.
+    The episodes equal those of `rollouts.play` with the same seed if it plays as many in parallel.
 
     Args:
-        player: Who acts.
-        env: Configuration of an environment with one task.
-        episodes: All of them side by side; episode i starts from the state of `seed + i`.
-        seed: Of the first start state, and of the policy's noise.
-        look: Called with the vector of environments at the start and after each step. An environment whose episode has
-            ended stays as it was then.
+        player: The policy.
+        env: Config of an environment with one task.
+        episodes: All played in parallel; episode i starts from the state of `seed + i`.
+        seed: Seed of the first start state, and of the policy's noise.
+        look: Called with the vector of environments at the start and after each step; finished ones do not change.
     """
     from lerobot.scripts.lerobot_eval import rollout
 

@@ -1,4 +1,4 @@
-"""Policies with their names, shapes and types, but without weights: on the meta device, and without a download."""
+"""Policies with names, shapes and dtypes, but without weights: on the meta device, without a download."""
 
 import contextlib
 import copy
@@ -19,21 +19,20 @@ from lerobot_craft.lerobot_api.policies import WEIGHTS_FILE, checkpoint_sources
 
 logger = logging.getLogger(__name__)
 
-# A backbone's weights that lerobot would read at construction; they change no shape.
+# Backbone weights that lerobot would load at construction; they change no shape.
 _NO_DOWNLOAD = {"pretrained_backbone_weights": None}
 
 
 def weightless_policy(config: Any, dataset_meta: Any | None, rename_map: dict[str, str] | None = None) -> nn.Module:
-    """The policy of a training run before its weights are read, PEFT adapters of its own included.
+    """The policy of a training run before its weights are read, including its own PEFT adapters.
 
     Args:
-        config: lerobot's policy config; its features are filled in from the dataset, as in training.
-        dataset_meta: The dataset's metadata; None takes the features of the config.
+        config: lerobot's policy config; its features are set from the dataset, as in training.
+        dataset_meta: The dataset's metadata; None: features from the config.
         rename_map: As for training.
 
     Raises:
-        CraftError: Something that describes the policy (the config of its language model) is not on this machine, or
-            the settings do not fit together.
+        CraftError: A config (of the language model) is not on this machine, or the settings do not fit together.
     """
     from lerobot.policies import get_policy_class, make_policy
 
@@ -44,7 +43,7 @@ def weightless_policy(config: Any, dataset_meta: Any | None, rename_map: dict[st
             setattr(made, name, value)
     root = logging.getLogger()
     level = root.level
-    root.setLevel(logging.CRITICAL)  # lerobot reports its own absent tokenizers as errors
+    root.setLevel(logging.CRITICAL)  # lerobot logs its missing tokenizers as errors
     try:
         with torch.device("meta"), _nothing_is_read(), contextlib.redirect_stdout(io.StringIO()):
             if dataset_meta is None:
@@ -75,7 +74,7 @@ def _with_saved_adapter(policy: nn.Module, config: Any) -> nn.Module:
 
 
 def check_shapes(policy: nn.Module, directory: Path) -> bool:
-    """Whether there is a weights file, after its header has been compared with the policy; no weights are read.
+    """Whether there is a weights file; compares its header with the policy, without reading weights.
 
     Raises:
         CraftError: A tensor of the file has another shape than the policy's.
@@ -99,7 +98,7 @@ def check_shapes(policy: nn.Module, directory: Path) -> bool:
 
 
 def wrap_peft_weightless(policy: nn.Module, cfg: Any) -> nn.Module:
-    """The policy with the adapters that `--peft.*` asks for, on the meta device."""
+    """The policy with the adapters of `--peft.*`, on the meta device."""
     if cfg.peft is None or hasattr(policy, "disable_adapter"):
         return policy
     try:
@@ -129,7 +128,7 @@ class _Absent:
 
 @contextlib.contextmanager
 def _nothing_is_read() -> Iterator[None]:
-    """Models of transformers come from their configs, absent tokenizers are stood in for, nothing is fetched."""
+    """Build transformers models from their configs and replace missing tokenizers; nothing is downloaded."""
     import transformers
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -155,7 +154,7 @@ def _nothing_is_read() -> Iterator[None]:
 
 
 def _if_here(read: Any, *args: Any, **kwargs: Any) -> Any:
-    with torch.device("cpu"):  # a processor may compute with real numbers as it loads
+    with torch.device("cpu"):  # a processor may compute with real numbers while loading
         try:
             return read(*args, **{**kwargs, "local_files_only": True})
         except (OSError, ValueError):

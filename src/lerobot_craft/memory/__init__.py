@@ -1,5 +1,4 @@
-"""Frames of the tasks that a policy can do, which travel with its checkpoint: format, choice, and where they come from.
+"""Frames of a policy's old tasks that travel with its checkpoint: format, choice of frames, and sources.
 
-A memory holds inputs and no answers: observations, instructions, executed actions. What a teacher makes of them is
-computed when a fine-tuning starts, by the policy of that moment.
+A memory holds inputs only: observations, instructions, executed actions. Each fine-tuning computes teacher values anew.
 """

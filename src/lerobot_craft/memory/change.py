@@ -1,4 +1,4 @@
-"""What can be done to a memory: join two, forget a task, make it smaller. Each gives a new one."""
+"""Operations on memories: join two, forget a task, reduce the size. Each returns a new memory."""
 
 import difflib
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ from lerobot_craft.memory.kept_out import choose_in_task, episodes_of
 
 FRAMES_PER_TASK = 100
 MAX_BYTES = 64 * 2**20
-_LISTED = 12  # instructions in a message
+_LISTED = 12  # most instructions listed in a message
 
 
 def extended(old: Memory | None, added: Memory, *, frames_per_task: int, max_bytes: int) -> Memory:
     """A memory with the frames of both.
 
-    A task that both have gets frames of both, `frames_per_task` at most, spread over all of its episodes. Tasks that
-    only the old one has are left as they are, unless bytes are short.
+    Tasks in both get at most `frames_per_task` frames of both, spread over all episodes. Others keep theirs if
+    possible.
 
     Args:
-        old: What there was; None: nothing.
-        added: What is new, for the same policy.
-        frames_per_task: Of each task that is new or gets more frames.
-        max_bytes: Of all frames together; see `thinned`.
+        old: The existing memory, or None.
+        added: New frames for the same policy.
+        frames_per_task: For each task that is new or gets more frames.
+        max_bytes: Limit for all frames together; see `thinned`.
 
     Raises:
-        CraftError: They are of different policies, cameras or resolutions, or one frame per task does not fit.
+        CraftError: Policies, cameras or resolutions differ, or one frame per task does not fit.
     """
     both = added if old is None else _joined(old, added)
     kept = []
@@ -47,10 +47,10 @@ def extended(old: Memory | None, added: Memory, *, frames_per_task: int, max_byt
 
 
 def forgotten(memory: Memory, instruction: str) -> Memory | None:
-    """The memory without a task; None where that was the last one.
+    """The memory without a task; None if that was the last one.
 
     Raises:
-        CraftError: It has no such task.
+        CraftError: The memory has no such task.
     """
     if instruction not in memory.instructions:
         raise CraftError(
@@ -62,13 +62,12 @@ def forgotten(memory: Memory, instruction: str) -> Memory | None:
 
 
 def thinned(memory: Memory, max_bytes: int) -> Memory:
-    """At most `max_bytes` of frames. The newest task is thinned first, the oldest last; none loses its last frame.
+    """At most `max_bytes` of frames. The newest task is thinned first; every task keeps at least one frame.
 
-    In rounds: from the newest to the oldest, each task gives away what is too much, at most half of its frames. So the
-    newest task is not emptied for the others.
+    Rounds go from the newest to the oldest task, and each task loses at most half of its frames per round.
 
     Raises:
-        CraftError: One frame of each task is more than that.
+        CraftError: One frame of each task does not fit.
     """
     sizes = memory.row_bytes()
     rows = [memory.rows_of(instruction) for instruction in memory.instructions]
@@ -89,10 +88,10 @@ def thinned(memory: Memory, max_bytes: int) -> Memory:
 
 
 def did_you_mean(instruction: str, known: Sequence[str]) -> str:
-    """A guess which of the known instructions was meant, or a list of them."""
+    """Suggest the known instruction that was probably meant, or list the known ones."""
     as_written = {plain(name): name for name in reversed(known)}
     near = difflib.get_close_matches(plain(instruction), as_written, n=1)
-    if not near:  # other words around the same thing
+    if not near:  # similar words in another order or with others around them
         words = {name: set(name.split()) & set(plain(instruction).split()) for name in as_written}
         rare = {name: sum(1 / sum(word in of for of in words.values()) for word in words[name]) for name in words}
         near = [name for name, score in rare.items() if score >= 1 and score == max(rare.values())][:1]
@@ -103,7 +102,7 @@ def did_you_mean(instruction: str, known: Sequence[str]) -> str:
 
 
 def _joined(old: Memory, added: Memory) -> Memory:
-    """Rows of the old one, then those of the other that the old one has not."""
+    """Rows of the old memory, then those of the other that the old one lacks."""
     _require_alike(old, added)
     sources = _union(old.sources, added.sources)
     instructions = _union(old.instructions, added.instructions)
@@ -123,7 +122,7 @@ def _union[T](first: Sequence[T], second: Sequence[T]) -> list[T]:
 
 
 def _renumbered(memory: Memory, sources: Sequence[Source], instructions: Sequence[str]) -> Columns:
-    """Its columns, with sources and instructions as positions in these lists."""
+    """The memory's columns, with sources and instructions as positions in the given lists."""
     columns = dict(memory.columns)
     for name, own, common in (
         ("dataset", memory.sources, list(sources)),
@@ -142,7 +141,7 @@ def _places(columns: Columns) -> list[tuple[int, int]]:
 
 
 def _chosen(memory: Memory, rows: Tensor, n: int, seed: list[int]) -> Tensor:
-    """At most n of a task's rows, spread over its episodes and phases."""
+    """At most n of a task's rows, spread over episodes and phases."""
     if len(rows) <= n:
         return rows
     columns = {name: memory.dense(name)[rows].numpy().astype(np.int64) for name in ("position", "length")}

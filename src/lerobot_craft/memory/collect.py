@@ -1,4 +1,4 @@
-"""Frames of a LeRobotDataset, chosen and put into a memory."""
+"""Choose frames of a LeRobotDataset and put them into a memory."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -45,21 +45,21 @@ def from_dataset(
     only: Collection[str] | None = None,
     successful_only: bool = False,
 ) -> Memory:
-    """A memory of a dataset's frames, as many of each task.
+    """A memory with the same number of frames from each task of a dataset.
 
     Args:
-        dataset: From `open_dataset` with the policy's config, so that samples have its history and its actions.
-        config: The policy's, as the checkpoint has it.
-        kind: How the frames came about.
-        frames_per_task: At most.
-        seed: Of the choice.
-        revision: That was asked for.
+        dataset: From `open_dataset` with the policy's config, so that samples have its history and actions.
+        config: The policy's config, as in the checkpoint.
+        kind: How the frames were made.
+        frames_per_task: Maximum per task.
+        seed: Seed of the choice.
+        revision: The revision asked for.
         rename_map: lerobot's `--rename_map`: the dataset's names -> the policy's.
         only: Instructions to take; None: all.
-        successful_only: Leave out episodes that are known to have failed.
+        successful_only: Skip episodes that are known to have failed.
 
     Raises:
-        CraftError: The dataset is of another robot, lacks a feature, or has no frame that was asked for.
+        CraftError: The dataset is of another robot, lacks a feature, or has none of the requested frames.
     """
     adapter = adapter_for(config)
     require_features(
@@ -107,16 +107,15 @@ def as_memory(
     tasks: Sequence[str],
     seed: int,
 ) -> Memory:
-    """A memory of frames that were read.
+    """A memory from frames that are already read.
 
     Args:
-        batches: Frames one after the other under the policy's names: observations, `action` [B, H, A] and
-            `action_is_pad` [B, H].
+        batches: Frames in order, under the policy's names: observations, `action` [B, H, A] and `action_is_pad` [B, H].
         places: Of all frames [n]: `instruction` (into `tasks`), `frame`, `episode`, `position`, `length`, `success`.
-        config: The policy's.
-        source: Where all of them are from.
+        config: The policy's config.
+        source: The source of all frames.
         tasks: Instructions.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
     parts: list[Columns] = []
     features: dict[str, InputFeature] = {}
@@ -139,12 +138,12 @@ def as_memory(
 
 
 def plain_name(repo_id: str) -> str:
-    """A dataset's name without a place on this machine: lerobot also takes a directory for a name."""
+    """A dataset's name without local directories: lerobot also accepts a path as a name."""
     return PurePath(repo_id).name if PurePath(repo_id).is_absolute() else repo_id
 
 
 def choose(table: FrameTable, wanted: npt.NDArray[np.int64], frames_per_task: int, seed: int) -> npt.NDArray[np.int64]:
-    """Rows of at most so many frames of each task among the wanted rows, task by task."""
+    """For each task: at most `frames_per_task` of the wanted rows, task by task."""
     chosen = []
     for task in np.unique(table.task[wanted]):
         own = wanted[table.task[wanted] == task]

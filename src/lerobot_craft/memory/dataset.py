@@ -1,4 +1,4 @@
-"""A memory read as a dataset: the same samples that the datasets gave, for whatever reads frames of old tasks."""
+"""A memory in the form of a dataset: the same samples as its source datasets."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +24,11 @@ class MemoryDataset(StoredFrames):
     """The frames of a memory, as lerobot's DataLoader would give them for this policy.
 
     Args:
-        memory: Of a policy of this kind.
-        config: The policy's.
+        memory: A memory of this kind of policy.
+        config: The policy's config.
 
     Raises:
-        CraftError: The memory is of another policy, robot or camera set.
+        CraftError: The memory belongs to another policy, robot or camera set.
     """
 
     def __init__(self, memory: Memory, config: Any) -> None:
@@ -46,7 +46,7 @@ class MemoryDataset(StoredFrames):
         _require_fit(memory, config, self.meta)
 
     def __getitem__(self, row: int) -> dict[str, Any]:
-        """Observations with their history, the chunk of actions and the instruction of one frame."""
+        """Observations with their history, the action chunk and the instruction of one frame."""
         memory = self._memory
         sample: dict[str, Any] = {}
         for name, feature in memory.input_features.items():
@@ -58,7 +58,7 @@ class MemoryDataset(StoredFrames):
         return sample | {"task": memory.instructions[int(self.table.task[row])]}
 
     def numbers(self, name: str) -> Tensor:
-        """A feature [N, ...] at the frame's own time; actions are the first of each chunk."""
+        """A feature [N, ...] at each frame's own time; for actions, the first of each chunk."""
         values = self._memory.dense(name if name == ACTION else input_column(name))
         if name == ACTION:
             return values[:, 0]
@@ -78,12 +78,12 @@ class MemoryDataset(StoredFrames):
 
 
 def as_old_data(memory: Memory, config: Any) -> OpenDataset:
-    """A memory where an old dataset is expected."""
+    """A memory in the place of an old dataset."""
     return OpenDataset(MemoryDataset(memory, config), NAME, None, None, memory.fingerprint())
 
 
 def _require_fit(memory: Memory, config: Any, meta: StoredMeta) -> None:
-    """Refuse the memory of another policy: type, features, history and chunk must be this one's."""
+    """Refuse a memory whose policy type, features, history or chunk length differ from the policy's."""
     adapter = adapter_for(config)
     if memory.policy_type != adapter.policy_type:
         raise CraftError(
@@ -106,7 +106,7 @@ def _require_fit(memory: Memory, config: Any, meta: StoredMeta) -> None:
     past = None if config.observation_delta_indices is None else len(config.observation_delta_indices)
     for feature in memory.input_features.values():
         found = feature.shape[0] if len(feature.shape) == (4 if feature.codec == "png" else 2) else None
-        # lerobot drops this axis of a video's single picture, and keeps that of an image's.
+        # lerobot drops this axis for a single video frame, but keeps it for a single image.
         if found != past and not (feature.codec == "png" and {found, past} == {1, None}):
             raise CraftError(
                 f"the memory's observations have {found or 1} steps and this policy reads {past or 1}: keep its number "
@@ -115,7 +115,7 @@ def _require_fit(memory: Memory, config: Any, meta: StoredMeta) -> None:
 
 
 def decoded_bytes(memory: Memory, config: Any) -> int:
-    """Bytes of all pictures, each decoded once: that finds damage which checksums cannot."""
+    """Total bytes of the decoded images. Decoding each one finds damage that checksums miss."""
     dataset = MemoryDataset(memory, config)
     sizes = [
         value.nbytes

@@ -1,4 +1,4 @@
-"""A memory on disk and in main memory. The files are those of a cache of anchors, without a teacher's values."""
+"""A memory in RAM and on disk. The files are those of an anchor cache without teacher values."""
 
 import hashlib
 import shutil
@@ -30,7 +30,7 @@ type SourceKind = Literal["demonstrations", "rollouts", "training"]
 
 ACTION, IS_PAD = "action", "action_is_pad"
 _KINDS = {"demonstrations": "demonstrations", "rollouts": "the policy's own rollouts", "training": "training data"}
-_OFFSET_BYTES = 8  # that a row takes in the limits of a ragged column
+_OFFSET_BYTES = 8  # per row, for the limits of a ragged column
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Source:
 
     Attributes:
         repo_id: Its name; never a path.
-        revision: Branch, tag or commit on the Hub; None where none was asked for.
+        revision: Branch, tag or commit on the Hub; None: not specified.
         fingerprint: Of the dataset's metadata, or of the rollouts' content.
-        total_frames: Frames that it has in all.
-        kind: How its frames came about.
+        total_frames: Total number of frames.
+        kind: How its frames were made.
         fps: Frames per second.
     """
 
@@ -56,18 +56,17 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Memory:
-    """Frames with their instructions and actions; what is asked of it gives another one.
+    """Frames with their instructions and actions. Immutable.
 
-    Rows are ordered by task, the oldest first. Within a task any beginning is spread over episodes and phases.
+    Rows are ordered by task, oldest first. Within a task, any prefix is spread over episodes and phases.
 
     Attributes:
-        policy_type: As the policy's adapter calls it.
+        policy_type: The policy adapter's name for it.
         input_features: How each observation is stored.
-        sources: Where frames come from; the column `dataset` points into them.
-        instructions: One per task; the column `instruction` points into them.
-        columns: By name, n rows each: `input.*`, `action` [n, H, A], `action_is_pad` [n, H], and where each frame is
-            from.
-        seed: Of the choice of frames.
+        sources: Where frames come from; the column `dataset` indexes them.
+        instructions: One per task; the column `instruction` indexes them.
+        columns: By name, n rows each: `input.*`, `action` [n, H, A], `action_is_pad` [n, H], and each frame's origin.
+        seed: Seed of the choice of frames.
     """
 
     policy_type: str
@@ -81,19 +80,19 @@ class Memory:
         return len(self.columns["instruction"])
 
     def dense(self, name: str) -> Tensor:
-        """A column with rows of one shape."""
+        """A column that must not be ragged."""
         column = self.columns[name]
         if isinstance(column, Ragged):
             raise CraftError(f"the memory has a ragged column {name!r} where rows of one shape belong: make it again")
         return column
 
     def counts(self) -> list[int]:
-        """Frames of each instruction."""
+        """Number of frames per instruction."""
         found: list[int] = torch.bincount(self.dense("instruction").long(), minlength=len(self.instructions)).tolist()
         return found
 
     def rows_of(self, instruction: str) -> Tensor:
-        """Rows of a task, int64 [k]; none where the instruction is not known."""
+        """Rows of a task, int64 [k]; empty if the instruction is unknown."""
         if instruction not in self.instructions:
             return torch.empty(0, dtype=torch.int64)
         return (self.dense("instruction") == self.instructions.index(instruction)).nonzero().squeeze(1)
@@ -115,7 +114,7 @@ class Memory:
 
     @property
     def num_pictures(self) -> int:
-        """Camera pictures in it: one per frame, camera and step of the history."""
+        """Number of camera images: one per frame, camera and history step."""
         steps = [
             feature.shape[0] if len(feature.shape) == 4 else 1
             for feature in self.input_features.values()
@@ -124,7 +123,7 @@ class Memory:
         return len(self) * sum(steps)
 
     def take(self, rows: Tensor) -> "Memory":
-        """Only these rows (int64 [k], k >= 1), in this order; instructions and sources without a frame go."""
+        """Only these rows (int64 [k], k >= 1), in this order; instructions and sources without frames are dropped."""
         columns = take(self.columns, rows)
         kept: dict[str, list[int]] = {}
         for name in ("instruction", "dataset"):
@@ -150,18 +149,18 @@ class Memory:
 
 
 def memory_in(checkpoint: Path) -> Path | None:
-    """The memory's folder in a checkpoint's `pretrained_model`; None where there is none."""
+    """The memory's folder in a checkpoint's `pretrained_model`; None if there is none."""
     directory = checkpoint / MEMORY_FOLDER
     return directory if directory.is_dir() else None
 
 
 def read_memory(directory: Path, verify: bool = True, progress: Progress | None = None) -> Memory:
-    """A memory from its folder, or one sentence with what is wrong with it.
+    """Read a memory from its folder, or raise an error that says what is wrong with it.
 
     Args:
         directory: `.../pretrained_model/craft_memory`.
-        verify: Compare checksums; without it, only presence, sizes and structure.
-        progress: Told how many more bytes were verified.
+        verify: Check checksums; otherwise only presence, sizes and structure.
+        progress: Called with the number of newly verified bytes.
     """
     store = AnchorStore.open(directory, verify=verify, progress=progress)
     manifest = store.manifest
@@ -190,7 +189,7 @@ def read_memory(directory: Path, verify: bool = True, progress: Progress | None 
 
 
 def write_memory(memory: Memory, directory: Path) -> None:
-    """Write a memory into its folder; a kill at any moment leaves the former one or this one."""
+    """Write a memory into its folder. After a kill, the previous memory or this one is there."""
     with plain_errors(directory), replaced(directory) as temporary:
         shard = write_shard(temporary, 0, memory.columns)
         dataset, frame = memory.dense("dataset"), memory.dense("frame")
@@ -226,16 +225,16 @@ def write_memory(memory: Memory, directory: Path) -> None:
 
 
 def remove_memory(directory: Path) -> None:
-    """Take a memory out of its checkpoint; a kill at any moment leaves it whole or not at all."""
+    """Remove a memory from its checkpoint. After a kill, it is whole or gone."""
     temporary = temporary_path(directory)
     with plain_errors(directory):
-        shutil.rmtree(temporary, ignore_errors=True)  # of a killed write
+        shutil.rmtree(temporary, ignore_errors=True)  # left by a killed write
         directory.rename(temporary)
         shutil.rmtree(temporary)
 
 
 def contents(memory: Memory) -> list[str]:
-    """What a memory holds, a line for each dataset: frames, pictures, tasks."""
+    """Describe a memory, one line per dataset: frames, pictures, kind of source."""
     dataset = memory.dense("dataset").tolist()
     pictures = memory.num_pictures // len(memory)
     found = []
@@ -249,12 +248,12 @@ def contents(memory: Memory) -> list[str]:
 
 
 def picture_shape(feature: InputFeature) -> tuple[int, int]:
-    """Height and width of a stored picture."""
+    """Height and width of a stored image."""
     return feature.shape[-2], feature.shape[-1]
 
 
 def input_column(name: str) -> str:
-    """The column of an observation."""
+    """Column name of an observation."""
     return f"{INPUT}{name}"
 
 

@@ -1,7 +1,7 @@
-"""Which frames of a memory are only measured, and how a memory is chosen so that there are some.
+"""Which frames of a memory are only measured, and how frames are chosen so that some can be.
 
-A frame says whether a skill was kept only if no frame of its episode is trained on. Frames between trained ones of the
-same episode said 0.06 where fresh episodes said 1.6 (docs/decisions/0033).
+A frame shows whether a skill was kept only if no frame of its episode is trained on. Frames between trained frames of
+the same episode gave a drift of 0.06 where fresh episodes gave 1.6 (docs/decisions/0033).
 """
 
 import numpy as np
@@ -15,15 +15,15 @@ from lerobot_craft.memory.format import Memory
 
 type Ints = npt.NDArray[np.int64]
 
-# Of a task's frames at most so many are kept out of training, and no more than one of `_ONE_OF`, where episodes allow.
+# Maximum number of a task's frames kept out of training: 16, and one in five if the episodes allow.
 _AT_MOST, _ONE_OF = 16, 5
-_FEWEST = 3  # frames of a task, for one of them to be kept out
+_FEWEST = 3  # a task with fewer frames keeps none out
 
 
 def choose_in_task(table: FrameTable, n: int, seed: list[int]) -> Ints:
-    """Rows of at most n frames of one task, spread over episodes and phases.
+    """At most n rows of one task, spread over episodes and phases.
 
-    Where episodes are few, one of them gets only the frames that will be kept out: all others are trained on.
+    If there are few episodes, one of them provides only held-out frames, and all others are trained on.
     """
     episodes = np.unique(table.episode)
     measured = wanted(n)
@@ -40,10 +40,10 @@ def choose_in_task(table: FrameTable, n: int, seed: list[int]) -> Ints:
 
 
 def kept_out(memory: Memory) -> Tensor:
-    """Which frames are only measured, bool [n]: of each task whole episodes, those with the fewest frames first.
+    """Which frames are only measured, bool [n]: whole episodes of each task, those with the fewest frames first.
 
-    A fifth of a task's frames and at most 16, or one episode if that is more; of a task with a single episode a fifth
-    of its frames, spread over it. None of a task with fewer than three.
+    A fifth of a task's frames, at most 16, but at least one episode. If a task has a single episode, a fifth of its
+    frames, spread over it. None if a task has fewer than three frames.
     """
     apart = torch.zeros(len(memory), dtype=torch.bool)
     episodes = episodes_of(memory)
@@ -55,26 +55,26 @@ def kept_out(memory: Memory) -> Tensor:
 
 
 def wanted(frames: int) -> int:
-    """How many of a task's frames are to be kept out."""
+    """How many of a task's frames should be held out."""
     return min(max(1, round(frames / _ONE_OF)), _AT_MOST)
 
 
 def episodes_of(memory: Memory) -> Ints:
-    """A number for the episode of each frame [n]; episodes of different sources have different ones."""
+    """An episode number for each frame [n]; unique across sources."""
     pairs = torch.stack([memory.dense("dataset").long(), memory.dense("episode").long()])  # [2, n]
     numbers: Ints = pairs.unique(dim=1, return_inverse=True)[1].numpy()
     return numbers
 
 
 def _measured(rows: Ints, episodes: Ints) -> Ints:
-    """Rows of one task that are kept out."""
+    """Rows of one task that are held out."""
     names, sizes = np.unique(episodes, return_counts=True)
     count = wanted(len(rows))
     if len(names) == 1:
         within: Ints = np.linspace(0, len(rows) - 1, count + 2).round().astype(np.int64)[1:-1]
         return rows[within]
     order = np.argsort(sizes, kind="stable")
-    # As many whole episodes as fit, one at least, and never all of them.
+    # As many whole episodes as fit, at least one, never all.
     fitting = int(np.searchsorted(np.cumsum(sizes[order]), count, side="right"))
     chosen = order[: min(max(1, fitting), len(names) - 1)]
     measured: Ints = rows[np.isin(episodes, names[chosen])]

@@ -1,4 +1,4 @@
-"""Frames of what a policy did by itself: all that is left to remember where the data are lost and the robot is not."""
+"""Frames of the policy's own rollouts: the way to remember tasks whose data are lost, if the robot is not."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ def from_rollouts(
     rename_map: Mapping[str, str] | None = None,
     successful_only: bool = False,
 ) -> Memory:
-    """A memory of played episodes, as many frames of each task.
+    """A memory of played episodes, with the same number of frames per task.
 
     Args:
         episodes: Of one or more tasks, each with its instruction.
-        config: The policy's.
+        config: The policy's config.
         name: Where they were played.
         fps: Frames per second.
-        frames_per_task: At most.
-        seed: Of the choice.
-        rename_map: The environment's names of observations -> the policy's.
-        successful_only: Leave out episodes that failed.
+        frames_per_task: Maximum per task.
+        seed: Seed of the choice.
+        rename_map: The environment's observation names -> the policy's.
+        successful_only: Skip failed episodes.
 
     Raises:
         CraftError: No episode is left, or an observation that the policy reads is missing.
@@ -49,7 +49,7 @@ def from_rollouts(
         )
     tasks = list(dict.fromkeys(episode.instruction for episode in kept))
     lengths = np.asarray([len(episode.actions) for episode in kept])
-    number = np.repeat(np.arange(len(kept)), lengths)  # of the episode, for each frame
+    number = np.repeat(np.arange(len(kept)), lengths)  # episode index of each frame
     position = np.concatenate([np.arange(length) for length in lengths])
     table = FrameTable(
         task=np.asarray([tasks.index(episode.instruction) for episode in kept])[number],
@@ -73,7 +73,7 @@ def from_rollouts(
 
 
 def sample(episode: PlayedEpisode, position: int, config: Any, rename_map: Mapping[str, str]) -> dict[str, Tensor]:
-    """One frame as a dataset would give it for this policy: history, chunk of executed actions, and padding."""
+    """One frame as a dataset would give it for this policy: history, executed action chunk, padding."""
     named = {rename_map.get(name, name): values for name, values in episode.observations.items()}
     missing = [name for name in config.input_features if name not in named and "empty_camera" not in name]
     if missing:
@@ -92,7 +92,7 @@ def sample(episode: PlayedEpisode, position: int, config: Any, rename_map: Mappi
 
 
 def _within(position: int, deltas: Sequence[int], last: int) -> tuple[Tensor, Tensor]:
-    """Steps [D] of an episode around a position, and which of them [D] lie outside: these are its nearest end."""
+    """Steps [D] of an episode around a position, clamped to it, and which of them [D] were outside."""
     wanted = position + torch.tensor(list(deltas))
     return wanted.clamp(0, last), (wanted < 0) | (wanted > last)
 

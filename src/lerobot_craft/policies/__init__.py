@@ -1,10 +1,10 @@
-"""What CRaFT must know of each lerobot policy: hidden states, outputs, token layout, and what is random in them.
+"""What CRaFT must know about each lerobot policy: hidden states, outputs, token layout, and its randomness.
 
     adapter = adapter_for(policy.config)
     layers = adapter.resolve(policy, "-2")
     tokens = adapter.hidden(policy, batch, layers)[layers[0]]  # [B, T, D], mask, spans
 
-One file per policy; `adapter.py` is the contract, `registry.py` finds the adapter, docs/adding-a-policy.md adds one.
+One file per policy. `adapter.py` is the contract, `registry.py` finds the adapter; see docs/adding-a-policy.md.
 """
 
 from lerobot_craft.policies.adapter import (

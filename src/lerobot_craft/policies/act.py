@@ -18,7 +18,7 @@ DECODER = "decoder"
 class ACTAdapter(PolicyAdapter):
     """Backbone: the encoder, over a latent token, state, environment state and image pixels. Stack `decoder`: actions.
 
-    Anchors run in eval mode: the latent is then zero, as it is when the policy acts, and dropout is off.
+    Anchors run in eval mode: the latent is then zero, as when the policy acts, and dropout is off.
     """
 
     policy_type = "act"
@@ -48,7 +48,7 @@ class ACTAdapter(PolicyAdapter):
 
     @override
     def fix(self, policy: Any, batch: Batch, rngs: Sequence[np.random.Generator], draws: int = 1) -> list[Fixed]:
-        return [{} for _ in range(draws)]  # in eval mode nothing is random
+        return [{} for _ in range(draws)]  # nothing is random in eval mode
 
     @override
     def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
@@ -94,9 +94,9 @@ def _model_batch(policy: Any, batch: Batch) -> dict[str, Any]:
 
 
 def _multiplied_by_zero(policy: Any) -> set[str]:
-    """Weights on the way whose value never matters: the latent is zero, and the first decoder layer starts from zeros.
+    """Weights on the path whose values never matter: the latent is zero, and the first decoder layer starts from zeros.
 
-    That layer's self-attention then averages one and the same vector, so queries and keys do not matter either.
+    That layer's self-attention averages identical vectors, so its queries and keys do not matter either.
     """
     first = "model.decoder.layers.0"
     of_decoder = f"{first}.norm1.weight" if policy.config.pre_norm else f"{first}.self_attn.in_proj_weight"
@@ -110,7 +110,7 @@ def _module_after(model: Any, layer: Layer) -> nn.Module:
 
 
 def _feature_maps(policy: Any) -> Any:
-    """[B, D, h, w] per camera; a policy without cameras has none."""
+    """[B, D, h, w] per camera; empty for a policy without cameras."""
     return outputs_of(policy.model.encoder_img_feat_input_proj if policy.config.image_features else nn.Identity())
 
 

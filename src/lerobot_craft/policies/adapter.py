@@ -1,8 +1,7 @@
-"""What CRaFT must know of a policy: one adapter per policy type.
+"""What CRaFT must know about a policy: one adapter per policy type.
 
-An adapter never re-implements a policy. It calls the policy's own parts, reads hidden states where they pass
-(`taps.py`), and fixes what is random (noise, time, tokens), so that the teacher's values can be reproduced exactly by
-a student with the same weights. docs/adding-a-policy.md walks through one.
+An adapter calls the policy's own parts, reads hidden states on their way (`taps.py`), and fixes the random inputs
+(noise, time, tokens), so that a student with the same weights reproduces the teacher's values exactly.
 """
 
 from abc import ABC, abstractmethod
@@ -18,13 +17,13 @@ from lerobot_craft.core import TokenSpans
 from lerobot_craft.errors import CraftError
 
 Batch = Mapping[str, Any]  # as the policy's preprocessor returns it
-Fixed = dict[str, Tensor]  # what must be given to reproduce an output; each [B, ...], in the dtype it is stored in
+Fixed = dict[str, Tensor]  # fixed random inputs of an output; each [B, ...], in the dtype it is stored in
 OutputKind = Literal["logits", "velocity", "noise", "actions"]
 
 
 @dataclass(frozen=True, order=True)
 class Layer:
-    """The address of a layer: `index` counts from 0 within a stack; the backbone's stack has no name."""
+    """The address of a layer: `index` counts from 0 within a stack; the backbone's stack is ''."""
 
     stack: str
     index: int
@@ -34,7 +33,7 @@ class Layer:
 
 
 class Tokens(NamedTuple):
-    """Hidden states of one layer: what leaves it, before any norm."""
+    """Hidden states of one layer: its output, before any norm."""
 
     hidden: Tensor  # [B, T, D], differentiable
     mask: Tensor  # [B, T], False at padding and at the tokens of missing cameras
@@ -42,28 +41,28 @@ class Tokens(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What the policy says, as a differentiable value."""
+    """The policy's output, differentiable."""
 
     values: Tensor  # [B, P, D]: P token positions with D logits, or P action steps with D dimensions
     mask: Tensor  # [B, P]
 
 
 class Demonstration(NamedTuple):
-    """What the demonstrator's value would have been where the policy put its own.
+    """The demonstrator's value in place of the policy's output.
 
-    Without a demonstration the policy's own actions stand in: the error is then the policy's own uncertainty.
+    Without a demonstration the policy's own actions stand in, so that the error is the policy's own uncertainty.
     """
 
     values: Tensor  # [B, P, D], or token ids [B, P] where the output is logits
     mask: Tensor  # [B, P]
-    fixed: Fixed  # under which the policy's output is to be compared with it
+    fixed: Fixed  # for computing the policy's output that this is compared with
 
 
 class PolicyAdapter(ABC):
     """Features and outputs of one policy type.
 
-    `policy` is always the lerobot policy itself (inside DDP and PEFT wrappers: `unwrapped`), `batch` what its
-    preprocessor returned. A row of any result depends on the same row of the batch only.
+    `policy` is always the lerobot policy itself (inside DDP and PEFT wrappers: see `unwrapped`). `batch` is the output
+    of its preprocessor. Each row of a result depends only on the same row of the batch.
     """
 
     policy_type: ClassVar[str]
@@ -83,25 +82,25 @@ class PolicyAdapter(ABC):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether an output depends on noise, so that further draws say more of the same anchor."""
+        """Whether an output depends on noise, so that more draws give more information about an anchor."""
         return self.output_kind != "logits" and bool(self.fixed_names)
 
     @abstractmethod
     def stacks(self, policy: Any) -> dict[str, int]:
-        """Number of layers by stack; the backbone is ''."""
+        """Number of layers per stack; the backbone is ''."""
 
     @abstractmethod
     def hidden(
         self, policy: Any, batch: Batch, layers: Sequence[Layer], fixed: Fixed | None = None
     ) -> dict[Layer, Tokens]:
-        """Hidden states at `layers`, by the cheapest pass that visits them all.
+        """Hidden states at `layers`, from the cheapest pass that computes them all.
 
-        Layers of the backbone need observations only; layers of another stack also need `fixed`.
+        Backbone layers need observations only; layers of other stacks also need `fixed`.
         """
 
     @abstractmethod
     def fix(self, policy: Any, batch: Batch, rngs: Sequence[np.random.Generator], draws: int = 1) -> list[Fixed]:
-        """Draw what is random in an output, `draws` times. Row i uses `rngs[i]` only, whatever the batch around it."""
+        """Draw the random inputs of an output `draws` times. Row i uses only `rngs[i]`, in any batch."""
 
     @abstractmethod
     def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
@@ -109,14 +108,14 @@ class PolicyAdapter(ABC):
 
     @abstractmethod
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:
-        """The demonstrator's value; `fixed` comes fresh from `fix` on the same batch."""
+        """The demonstrator's value; `fixed` must come from `fix` on the same batch."""
 
     @abstractmethod
     def reaches(self, policy: Any, layers: Sequence[Layer] | None) -> Iterable[str]:
-        """Names of modules or parameters whose values enter the hidden states at `layers`, or (None) the output."""
+        """Names of modules or parameters that affect the hidden states at `layers`, or (None) the output."""
 
     def resolve(self, policy: Any, wanted: str | Sequence[int | str]) -> tuple[Layer, ...]:
-        """Addresses as a user writes them -> layers: `-2`, `-2,-1`, `all`, `expert:-1`, `expert:all`."""
+        """Resolve layer addresses as a user writes them: `-2`, `-2,-1`, `all`, `expert:-1`, `expert:all`."""
         stacks = self.stacks(policy)
         parts = wanted.split(",") if isinstance(wanted, str) else wanted
         layers = [layer for part in parts for layer in _resolve_one(str(part).strip(), stacks, self.policy_type)]
@@ -125,33 +124,33 @@ class PolicyAdapter(ABC):
         return tuple(dict.fromkeys(layers))
 
     def token_labels(self, fixed: Fixed) -> tuple[Tensor, Tensor]:
-        """Token ids [B, P] and their mask that the logits at the same positions should predict."""
+        """Token ids [B, P] that the logits at the same positions should predict, and their mask."""
         raise CraftError(
             f"{self.policy_type} puts out {self.output_kind}, not tokens, so token_ce is not defined for it: "
             "use --retention_mode=action"
         )
 
     def reached_parameters(self, policy: Any, layers: Sequence[Layer] | None) -> list[str]:
-        """Names of all parameters, trained or not, that the values at `layers` (None: the output) depend on."""
+        """Names of all parameters, trained or not, that affect the values at `layers` (None: the output)."""
         modules = tuple(self.reaches(policy, layers))
         return [name for name, _ in policy.named_parameters() if belongs_to(name, modules)]
 
     def masks_missing_cameras(self, policy: Any) -> bool:
-        """Whether a camera that a batch lacks becomes masked tokens instead of an error."""
+        """Whether a camera missing from a batch becomes masked tokens instead of an error."""
         return False
 
     def how_to_reach(self, policy: Any) -> str:
-        """What a user can change when retention reaches nothing that is trained."""
+        """What a user can change if retention reaches no trained parameter."""
         return "unfreeze what the anchors' values are computed from"
 
 
 def belongs_to(name: str, modules: Iterable[str]) -> bool:
-    """Whether a parameter's name is one of `modules` or lies inside one of them."""
+    """Whether a parameter is one of `modules` or inside one of them."""
     return any(name == module or name.startswith(f"{module}.") for module in modules)
 
 
 def unwrapped(policy: Any) -> Any:
-    """The lerobot policy inside DDP, torch.compile and PEFT wrappers. PEFT's adapters stay in place within it."""
+    """The lerobot policy inside DDP, torch.compile and PEFT wrappers. PEFT's adapter layers stay inside it."""
     while True:
         if hasattr(policy, "get_base_model"):
             policy = policy.get_base_model()

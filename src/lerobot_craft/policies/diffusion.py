@@ -29,8 +29,7 @@ UNET = "unet"
 class DiffusionAdapter(PolicyAdapter):
     """Backbone: one layer, the image encoder; its tokens are (camera, observation step). Stack `unet`: its middle.
 
-    The state enters the U-Net as it is: there is nothing learned about it to retain. Anchors run in eval mode, where
-    images are cropped at the centre instead of at random.
+    The state enters the U-Net directly, so it has no hidden state to retain. In eval mode images are center-cropped.
     """
 
     policy_type = "diffusion"
@@ -38,7 +37,7 @@ class DiffusionAdapter(PolicyAdapter):
     reads_instruction = False
     train_mode = False
     fixed_names = ("noisy_actions", "timestep")
-    readout = ("diffusion.unet.final_conv",)  # the way up is not held either, but it is half of the U-Net
+    readout = ("diffusion.unet.final_conv",)  # the up path is not held either, but is half of the U-Net
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:
@@ -134,9 +133,9 @@ def _image_encoders(policy: Any) -> list[nn.Module]:
 def _image_tokens(policy: Any, outputs: list[Tensor]) -> tuple[Tensor, TokenSpans]:
     """Outputs of the encoder(s) -> [B, cameras * steps, D], camera by camera."""
     cameras, steps = len(policy.config.image_features), policy.config.n_obs_steps
-    if len(outputs) == 1:  # one encoder sees (batch, step, camera)
+    if len(outputs) == 1:  # one encoder for (batch, step, camera)
         hidden = outputs[0].reshape(-1, steps, cameras, outputs[0].shape[-1]).transpose(1, 2)
-    else:  # one encoder per camera sees (batch, step)
+    else:  # one encoder per camera for (batch, step)
         hidden = torch.stack([output.reshape(-1, steps, output.shape[-1]) for output in outputs], dim=1)
     spans = TokenSpans(image=tuple((camera * steps, (camera + 1) * steps) for camera in range(cameras)))
     return hidden.flatten(1, 2), spans

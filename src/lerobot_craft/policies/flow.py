@@ -1,7 +1,7 @@
-"""What pi0, pi05 and smolvla share: an action expert that predicts a velocity at a noisy action and a time.
+"""What pi0, pi05 and smolvla share: an action expert that predicts a velocity from a noisy action and a time.
 
 x_t = t * noise + (1 - t) * actions, and the velocity's target is noise - actions. Teacher and student are compared at
-one stored (x_t, t). x_t is rounded to float16 before the policy sees it, so that half the bytes keep it exactly.
+the same stored (x_t, t). x_t is rounded to float16 before the policy sees it, so that float16 stores it exactly.
 """
 
 from abc import abstractmethod
@@ -18,7 +18,7 @@ from lerobot_craft.policies.taps import mode, outputs_of, valid_everywhere
 
 
 class FlowAdapter(PolicyAdapter):
-    """Output: the velocity at `x_t`, `time`, in the real action dimensions."""
+    """Output: the velocity at `x_t`, `time`, without padded action dimensions."""
 
     output_kind = "velocity"
     reads_instruction = True
@@ -31,16 +31,16 @@ class FlowAdapter(PolicyAdapter):
 
     @abstractmethod
     def time_distribution(self, policy: Any) -> tuple[float, float, float, float]:
-        """alpha, beta, scale, offset of the Beta distribution that training draws times from."""
+        """alpha, beta, scale and offset of the Beta distribution of training times."""
 
     def own_actions(self, policy: Any, batch: Batch, noise: Tensor) -> Tensor:
-        """The policy's own chunk from `noise`, as it enters the model: [B, H, action dimensions]."""
+        """The policy's own chunk from `noise`, in the model's scale: [B, H, action dimensions]."""
         with mode(policy, train=False):
             chunk: Tensor = policy.predict_action_chunk(dict(batch), noise=noise)
         return chunk
 
     def demonstrated_actions(self, policy: Any, batch: Batch) -> Tensor:
-        """The demonstrator's chunk as it enters the model, padded: [B, H, max_action_dim]."""
+        """The demonstrator's chunk in the model's scale, padded: [B, H, max_action_dim]."""
         actions: Tensor = policy.prepare_action(batch)
         return actions
 
@@ -52,7 +52,7 @@ class FlowAdapter(PolicyAdapter):
         shape = (config.chunk_size, config.max_action_dim)
         if batch.get(ACTION) is not None:
             actions = self.demonstrated_actions(policy, batch)
-        else:  # nobody demonstrated this: noise the policy's own actions, which it would meet when sampling
+        else:  # no demonstration: add noise to the policy's own actions, as when sampling
             own = self.own_actions(policy, batch, normal(rngs, shape, device))
             actions = torch.nn.functional.pad(own, (0, config.max_action_dim - own.shape[-1]))
         alpha, beta, scale, offset = self.time_distribution(policy)

@@ -1,4 +1,4 @@
-"""What pi0, pi05 and pi0_fast share: a PaliGemma prefix of images and language, attended in both directions."""
+"""What pi0, pi05 and pi0_fast share: a PaliGemma prefix of images and language with bidirectional attention."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,7 +20,7 @@ def language_model(policy: Any) -> Any:
 
 
 def decoder_taps(decoder: Any, layers: Iterable[Layer]) -> dict[Layer, nn.Module]:
-    """The module that each layer's output enters: the next layer's first norm, or the last norm."""
+    """The module that receives each layer's output: the next layer's first norm, or the final norm."""
     norms = [layer.input_layernorm for layer in decoder.layers[1:]] + [decoder.norm]
     return {layer: norms[layer.index] for layer in layers}
 
@@ -31,9 +31,9 @@ def language_of(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 class PrefixLayout:
-    """Where the prefix's tokens are, counted while the policy embeds them.
+    """Positions of the prefix's tokens, counted while the policy embeds them.
 
-    Each camera gives as many tokens as its projector puts out; cameras that the batch lacks come last, masked.
+    Each camera gives as many tokens as its projector outputs; cameras missing from the batch come last, masked.
     """
 
     def __init__(self, policy: Any, batch: Batch) -> None:
@@ -43,7 +43,7 @@ class PrefixLayout:
         self._counts: list[int] = []
 
     def counting(self) -> "_Counting":
-        """Context in which the policy embeds its images."""
+        """Context in which the policy must embed its images."""
         return _Counting(self)
 
     @property
@@ -54,7 +54,7 @@ class PrefixLayout:
 
     @property
     def spans(self) -> TokenSpans:
-        """Cameras in the order in which the policy embeds them, then the prompt (which holds pi0_fast's state)."""
+        """Cameras in the policy's order, then the prompt (which contains pi0_fast's state)."""
         image, start = [], 0
         for count in self._counts:
             image.append((start, start + count))
@@ -72,12 +72,12 @@ class _Counting:
 
     def __exit__(self, *error: Any) -> None:
         self._outputs.__exit__(*error)
-        # Gradient checkpointing may visit the projector again: the first visits are the images, in order.
+        # Gradient checkpointing may call the projector again: the first calls are the images, in order.
         self._layout._counts = token_count(self._seen)[: len(self._layout.images)]
 
 
 def prefix_reach(last_layer: int) -> list[str]:
-    """What the backbone's hidden states at `last_layer` are computed from."""
+    """Modules that affect the backbone's hidden states at `last_layer`."""
     decoder = f"{BACKBONE}.model.language_model"
     return [
         f"{BACKBONE}.model.vision_tower",
@@ -88,5 +88,5 @@ def prefix_reach(last_layer: int) -> list[str]:
 
 
 def deepest(layers: Sequence[Layer]) -> int:
-    """The index of the layer that comes last in the pass."""
+    """The largest layer index."""
     return max(layer.index for layer in layers)

@@ -1,4 +1,4 @@
-"""pi0: PaliGemma and a Gemma action expert that attend jointly, trained by flow matching."""
+"""pi0: PaliGemma and a Gemma action expert with joint attention, trained by flow matching."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, override
@@ -69,13 +69,13 @@ class PI0Adapter(FlowAdapter):
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         images, image_masks = policy._preprocess_images(batch)
         x_t = fixed["x_t"].float()
-        # Noise and actions are both x_t, so that the model's own mixture of the two is x_t at any time.
+        # Noise and actions are both x_t, so that the model's own mixture is x_t at any time.
         policy.model.forward(
             images, image_masks, *language_of(batch), *self.state_of(policy, batch), x_t, x_t, fixed["time"]
         )
 
     def state_of(self, policy: Any, batch: Batch) -> tuple[Tensor, ...]:
-        """The state where the model takes it as an argument of its own."""
+        """The state, if the model takes it as a separate argument."""
         return (policy.prepare_state(batch),)
 
     @override
@@ -131,7 +131,7 @@ class PI0Adapter(FlowAdapter):
         return Tokens(hidden, valid_everywhere(hidden), spans)
 
     def _joint_reach(self, last_expert_layer: int) -> list[str]:
-        # The expert reads the backbone through keys and values only: of the last layer nothing else counts.
+        # The expert reads the backbone only through keys and values, so nothing else of the last layer matters.
         shared = f"{_DECODER}.layers.{last_expert_layer}"
         return [
             *prefix_reach(last_expert_layer - 1),

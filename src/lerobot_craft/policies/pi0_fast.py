@@ -1,4 +1,4 @@
-"""pi0_fast: PaliGemma that reads images and a prompt (with the state in it) and writes FAST action tokens."""
+"""pi0_fast: a PaliGemma that reads images and a prompt (including the state) and writes FAST action tokens."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, override
@@ -23,7 +23,7 @@ from lerobot_craft.policies.taps import mode, taps
 
 
 class PI0FastAdapter(PolicyAdapter):
-    """Output: logits of the next FAST token, given the teacher's own tokens before it."""
+    """Output: logits of the next FAST token after the teacher's own tokens."""
 
     policy_type = "pi0_fast"
     output_kind = "logits"
@@ -40,7 +40,7 @@ class PI0FastAdapter(PolicyAdapter):
     def hidden(
         self, policy: Any, batch: Batch, layers: Sequence[Layer], fixed: Fixed | None = None
     ) -> dict[Layer, Tokens]:
-        # Images and language never attend to action tokens, so the prefix alone gives the full pass's values.
+        # Images and language never attend to action tokens, so the prefix alone gives the same values as a full pass.
         layout = PrefixLayout(policy, batch)
         with layout.counting():
             embedded, mask, attention, *_ = policy.model.embed_prefix_fast(
@@ -59,11 +59,11 @@ class PI0FastAdapter(PolicyAdapter):
     @override
     @torch.no_grad()
     def fix(self, policy: Any, batch: Batch, rngs: Sequence[np.random.Generator], draws: int = 1) -> list[Fixed]:
-        # Greedy decoding draws nothing, so every draw is the same.
+        # Decoding is greedy, so all draws are equal.
         images, image_masks = policy._preprocess_images(batch)
         prompt, prompt_mask = language_of(batch)
         length = policy.config.max_action_tokens
-        with mode(policy, train=False):  # the key-value cache is refused in train mode with checkpointing
+        with mode(policy, train=False):  # with checkpointing, train mode refuses the key-value cache
             written = policy.model.sample_actions_fast_kv_cache(
                 images, image_masks, prompt, prompt_mask, max_decoding_steps=length - 1, temperature=0.0
             )
@@ -78,9 +78,7 @@ class PI0FastAdapter(PolicyAdapter):
         tokens, mask = fixed["tokens"], fixed["token_mask"]
         images, image_masks = policy._preprocess_images(batch)
         lm_head = policy.model.paligemma_with_expert.paligemma.lm_head
-        with taps(
-            {"read": lm_head}, stop=True
-        ) as seen:  # what follows is the loss on these tokens, which nobody asks for
+        with taps({"read": lm_head}, stop=True) as seen:  # skip the loss on these tokens
             policy.model.forward(images, image_masks, *language_of(batch), tokens, mask)
         return Output(lm_head(seen["read"][:, :-1]), mask[:, 1:])  # position i predicts token i + 1
 
@@ -115,5 +113,5 @@ class PI0FastAdapter(PolicyAdapter):
 
 
 def _until_first(end: Tensor) -> Tensor:
-    """[B, L] -> True up to and including the first True of each row, or everywhere in a row without one."""
+    """[B, L] -> True up to and including each row's first True, or everywhere if there is none."""
     return (end.cumsum(dim=1) - end.long()) == 0

@@ -1,4 +1,4 @@
-"""What a retention loss can hold: a gradient that reaches no trained parameter is a promise that nobody keeps."""
+"""What a retention loss can hold: it retains nothing if its gradient reaches no trained parameter."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from lerobot_craft.policies.adapter import Layer, PolicyAdapter, belongs_to, unw
 
 
 class Reach(NamedTuple):
-    """Trainable parameters, by whether the retention gradient reaches them."""
+    """Trainable parameters that the retention gradient reaches (`held`), and the others (`free`)."""
 
     held: list[str]
     free: list[str]
@@ -24,7 +24,7 @@ def reach_of(adapter: PolicyAdapter, policy: Any, layers: Sequence[Layer] | None
 
 
 def check_reach(adapter: PolicyAdapter, policy: Any, layers: Sequence[Layer] | None) -> Reach:
-    """`reach_of`, refusing a configuration in which retention could hold nothing."""
+    """Like `reach_of`, but refuses a configuration in which retention holds nothing."""
     reach = reach_of(adapter, policy, layers)
     if all(layers is not None and belongs_to(name, adapter.state_inputs) for name in reach.held):
         what = "the output" if layers is None else f"hidden states at layer {', '.join(map(str, layers))}"

@@ -1,7 +1,6 @@
-"""Which adapter belongs to a policy. Third parties add theirs without touching this package.
+"""Finds the adapter of a policy. Third parties add adapters without changing this package.
 
-An installed distribution declares an entry point, which every process finds. A script or a notebook, which is no
-distribution, registers its adapter for its own process.
+Installed distributions declare an entry point. A script or notebook registers its adapter for its own process.
 """
 
 import functools
@@ -25,18 +24,18 @@ _BUILT_IN = {
     "pi0_fast": "lerobot_craft.policies.pi0_fast:PI0FastAdapter",
     "smolvla": "lerobot_craft.policies.smolvla:SmolVLAAdapter",
 }
-_GIVEN = ("policy_type", "output_kind", "reads_instruction", "train_mode", "fixed_names")  # and no default for them
+_GIVEN = ("policy_type", "output_kind", "reads_instruction", "train_mode", "fixed_names")  # required, without a default
 _registered: dict[str, type[PolicyAdapter]] = {}
 
 
 def register_adapter[Adapter: type[PolicyAdapter]](adapter: Adapter) -> Adapter:
-    """Make an adapter known in this process, under its `policy_type`: a decorator for the class.
+    """Register an adapter for this process under its `policy_type`. Use it as a class decorator.
 
-    It goes before an installed one and before ours. Other processes, such as the command `craft`, do not know of it
-    unless they import the module that registers it (`--policy.discover_packages_path`).
+    It takes precedence over installed and built-in adapters. Other processes, such as the command `craft`, find it only
+    if they import the module that registers it (`--policy.discover_packages_path`).
 
     Raises:
-        CraftError: It is no adapter, or an unfinished one.
+        CraftError: The class is not a complete adapter.
     """
     if not (isinstance(adapter, type) and issubclass(adapter, PolicyAdapter)):
         raise CraftError(f"{adapter!r} is not a class of PolicyAdapter, so it cannot be registered")
@@ -48,12 +47,12 @@ def register_adapter[Adapter: type[PolicyAdapter]](adapter: Adapter) -> Adapter:
 
 
 def supported_policies() -> list[str]:
-    """Policy types that have an adapter here, in this process or in an installed distribution."""
+    """Policy types with a built-in, registered or installed adapter."""
     return sorted({*_BUILT_IN, *_registered, *installed(ENTRY_POINT_GROUP)})
 
 
 def adapter_for(config: Any) -> PolicyAdapter:
-    """The adapter of a policy config: by its own type, else by the type of the nearest class it derives from."""
+    """The adapter of a policy config: for its own type, else for the nearest base class that has one."""
     for policy_type in _types_of(config):
         if adapter := _load(policy_type):
             return adapter
@@ -71,14 +70,14 @@ def _types_of(config: Any) -> list[str]:
 def _load(policy_type: str) -> PolicyAdapter | None:
     if policy_type in _registered:
         return _registered[policy_type]()
-    # An installed one goes before ours: somebody installed it on purpose.
+    # Installed adapters take precedence over built-in ones: somebody installed them on purpose.
     target = installed(ENTRY_POINT_GROUP).get(policy_type) or _BUILT_IN.get(policy_type)
     if target is None:
         return None
     module, _, name = target.partition(":")
     try:
         adapter = getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, TypeError) as error:  # the last if a method of the contract is missing
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a method of the contract is missing
         raise CraftError(f"the adapter {target} for {policy_type} cannot be loaded: {error}") from error
     if not isinstance(adapter, PolicyAdapter):
         raise CraftError(f"the adapter {target} for {policy_type} is not a PolicyAdapter (docs/adding-a-policy.md)")
@@ -86,18 +85,18 @@ def _load(policy_type: str) -> PolicyAdapter | None:
 
 
 def installed(group: str) -> dict[str, str]:
-    """Targets that installed distributions declare as entry points of a group, by name."""
+    """Entry points of a group in installed distributions: name -> target."""
     places = []
     for place in sys.path:
-        with suppress(OSError):  # nothing there
+        with suppress(OSError):  # does not exist
             places.append((place, Path(place).stat().st_mtime_ns))
     return _installed_in(tuple(places), group)
 
 
 @functools.lru_cache(maxsize=16)
 def _installed_in(places: tuple[tuple[str, int], ...], group: str) -> dict[str, str]:
-    """The same, for directories with the times of their last changes: an installation is one.
+    """Cached by the directories' modification times, which change with an installation.
 
-    To look for them is to read a file of every installed distribution.
+    Reading entry points opens a file of every installed distribution.
     """
     return {entry.name: entry.value for entry in entry_points(group=group)}

@@ -18,7 +18,7 @@ from lerobot_craft.policies.taps import outputs_of, taps, token_count, valid_eve
 EXPERT = "expert"
 _VLM = "model.vlm_with_expert.vlm.model"
 _LM_EXPERT = "model.vlm_with_expert.lm_expert"
-_SPECIAL_TOKENS = (2, 1)  # before and after each image, where the config asks for them
+_SPECIAL_TOKENS = (2, 1)  # before and after each image, if the config enables them
 
 
 class SmolVLAAdapter(FlowAdapter):
@@ -60,7 +60,7 @@ class SmolVLAAdapter(FlowAdapter):
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         images, image_masks = policy.prepare_images(batch)
         x_t = fixed["x_t"].float()
-        # Noise and actions are both x_t, so that the model's own mixture of the two is x_t at any time.
+        # Noise and actions are both x_t, so that the model's own mixture is x_t at any time.
         policy.model.forward(
             images, image_masks, *language_of(batch), self._state(policy, batch), x_t, x_t, fixed["time"]
         )
@@ -81,7 +81,7 @@ class SmolVLAAdapter(FlowAdapter):
 
     @override
     def time_distribution(self, policy: Any) -> tuple[float, float, float, float]:
-        return 1.5, 1.0, 0.999, 0.001  # VLAFlowMatching.sample_time has them as constants
+        return 1.5, 1.0, 0.999, 0.001  # constants in VLAFlowMatching.sample_time
 
     @override
     def reaches(self, policy: Any, layers: Sequence[Layer] | None) -> Iterable[str]:
@@ -157,7 +157,7 @@ class SmolVLAAdapter(FlowAdapter):
         ]
 
     def _joint_reach(self, policy: Any, last_expert_layer: int) -> list[str]:
-        # The expert reads the backbone through keys and values only: of the last layer nothing else counts.
+        # The expert reads the backbone only through keys and values, so nothing else of the last layer matters.
         per_expert_layer = policy.model.vlm_with_expert.num_vlm_layers // self.stacks(policy)[EXPERT]
         last_read = last_expert_layer * per_expert_layer
         shared = f"{_VLM}.text_model.layers.{last_read}"

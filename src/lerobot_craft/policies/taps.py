@@ -1,8 +1,8 @@
-"""Reading hidden states out of a forward pass that is not ours, and ending it once they are read.
+"""Read hidden states from a forward pass of other code, and stop it once they are read.
 
-lerobot's pi0, pi05 and smolvla reach into their transformer layers instead of calling them, so hooks on layers never
-fire. Every one of them does call its normalization modules: what enters the norm after a layer IS that layer's
-output. So a tap is a forward-pre-hook on the module that the wanted value enters.
+lerobot's pi0, pi05 and smolvla access the parts of their transformer layers instead of calling the layers, so hooks on
+layers never fire. They do call their norm modules, and the input of the norm after a layer is that layer's output. So a
+tap is a forward-pre-hook on the module that receives the wanted value.
 """
 
 from collections.abc import Generator, Iterator, Mapping
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 
 
 class _ReachedLastTapError(Exception):
-    """Ends a forward pass from within. Autograd's graph up to here stays, so gradients are those of a full pass."""
+    """Ends a forward pass early. Autograd's graph up to here stays, so gradients equal those of a full pass."""
 
 
 class Captured[Key](dict[Key, Tensor]):
-    """What each tap saw, first visit only: gradient checkpointing runs a layer again during backward."""
+    """The first value at each tap only: gradient checkpointing runs a layer again during backward."""
 
 
 @contextmanager
 def taps[Key](points: Mapping[Key, nn.Module], *, stop: bool = False) -> Iterator[Captured[Key]]:
-    """Capture the first positional input of each module in `points` during the forward pass within the context.
+    """Capture the first positional input of each module in `points` during a forward pass in this context.
 
     Args:
-        points: name of a value -> the module that it enters.
-        stop: leave the forward pass as soon as every point has been seen. The rest of the body is not executed.
+        points: Name of a value -> the module that receives it.
+        stop: End the forward pass once every point was seen; the rest of the `with` body is skipped.
     """
     captured: Captured[Key] = Captured()
 
@@ -44,8 +44,8 @@ def taps[Key](points: Mapping[Key, nn.Module], *, stop: bool = False) -> Iterato
     try:
         yield captured
     except _ReachedLastTapError as reached:
-        # Gradient checkpointing enters its contexts from a generator, which an exception leaves suspended within them
-        # for as long as the traceback lives. Then it would pack every tensor that any later pass saves for backward.
+        # Gradient checkpointing enters its contexts from a generator. The exception leaves it suspended there while the
+        # traceback lives, and it would pack every tensor that later passes save for backward.
         clear_frames(reached.__traceback__)
     finally:
         for handle in handles:
@@ -54,7 +54,7 @@ def taps[Key](points: Mapping[Key, nn.Module], *, stop: bool = False) -> Iterato
 
 @contextmanager
 def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
-    """Every output of a module during the forward pass within the context, in order."""
+    """All outputs of a module, in order, during forward passes in this context."""
     seen: list[Tensor] = []
     handle = module.register_forward_hook(lambda _module, _args, output: seen.append(output))
     try:
@@ -65,7 +65,7 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def mode(policy: nn.Module, *, train: bool) -> Generator[None]:
-    """Train or eval mode within the context; the policy's own `train` decides for parts that it keeps frozen."""
+    """Train or eval mode in this context. The policy's own `train` decides about frozen parts."""
     was_training = policy.training
     if was_training != train:
         policy.train(train)
@@ -78,10 +78,10 @@ def mode(policy: nn.Module, *, train: bool) -> Generator[None]:
 
 @contextmanager
 def eager_attention(*configs: Any) -> Generator[None]:
-    """Plain attention within the context.
+    """Eager attention in this context.
 
-    pi0 and pi05 train with it, but their prefix alone would run with another kernel, and sampling an action switches
-    it for good. Forcing it makes prefix and joint passes agree bit for bit, before and after sampling.
+    pi0 and pi05 train with it, but their prefix alone would use another kernel, and sampling an action switches it
+    permanently. Forcing it makes prefix and joint passes bit-identical, before and after sampling.
     """
     before = [config._attn_implementation for config in configs]
     for config in configs:
@@ -99,5 +99,5 @@ def token_count(outputs: list[Tensor]) -> list[int]:
 
 
 def valid_everywhere(values: Tensor) -> Tensor:
-    """[B, T, ...] -> a mask [B, T] without padding."""
+    """[B, T, ...] -> an all-True mask [B, T]."""
     return torch.ones(values.shape[:2], dtype=torch.bool, device=values.device)

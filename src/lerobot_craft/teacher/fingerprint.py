@@ -1,6 +1,6 @@
-"""Fingerprints of a teacher: one SHA-256 for each part that decides what it answers.
+"""Fingerprints of a teacher: one SHA-256 for each part that affects its answers.
 
-They say whether a cache belongs to a teacher. Neither the path of a checkpoint nor the device it runs on changes them.
+They tell whether a cache belongs to a teacher. They do not depend on the checkpoint's path or the device.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from lerobot_craft.lerobot_api.processors import Processor
 from lerobot_craft.teacher.processors import step_tensors, steps, tokenizers
 
 _THREADS = min(8, os.cpu_count() or 1)
-_BLOCK = 2**24  # bytes that a thread takes at a time: one core reads 3.45 billion weights for many seconds
+_BLOCK = 2**24  # bytes per thread and turn: one core needs many seconds for 3.45 billion weights
 _REBUILD = "build it again with `craft cache build`"
-# Part -> what it means when the cache has another one.
+# Part -> what a difference means.
 _DIFFERENCES = {
     "weights": f"the cache was built by another teacher, its weights differ: {_REBUILD}, or name the teacher it was "
     "built by with --policy.path",
@@ -33,13 +33,13 @@ def fingerprint(policy: nn.Module, preprocessor: Processor, postprocessor: Proce
     """SHA-256 of each part of a teacher.
 
     Args:
-        policy: The policy; its dtype counts, its device does not.
-        preprocessor: What turns a raw batch into the policy's inputs.
-        postprocessor: What turns the policy's actions into the robot's.
+        policy: The policy; its dtype matters, its device does not.
+        preprocessor: Turns a raw batch into the policy's inputs.
+        postprocessor: Turns the policy's actions into the robot's.
 
     Returns:
-        `weights` (names, dtypes, shapes, bytes), `stats` (what normalizers hold), `tokenizers` (their content and
-        how they are called) and `processors` (the steps and their settings), each as 64 hexadecimal digits.
+        `weights` (names, dtypes, shapes, bytes), `stats` (the normalizers' tensors), `tokenizers` (content and call
+        settings) and `processors` (steps and settings), each as 64 hexadecimal digits.
     """
     both = (preprocessor, postprocessor)
     stats = [
@@ -56,12 +56,12 @@ def fingerprint(policy: nn.Module, preprocessor: Processor, postprocessor: Proce
 
 
 def identity(parts: Mapping[str, str]) -> str:
-    """One SHA-256 of all parts: a name for the policy that neither its path nor its device changes."""
+    """One SHA-256 of all parts: identifies the policy independently of path and device."""
     return hashlib.sha256("".join(parts[name] for name in sorted(parts)).encode()).hexdigest()
 
 
 def compare(cached: Mapping[str, str], present: Mapping[str, str]) -> list[str]:
-    """What differs between the teacher of a cache and the present one, as sentences; empty if it is the same."""
+    """Sentences on how the teacher of a cache differs from the present one; empty if it is the same."""
     return [sentence for part, sentence in _DIFFERENCES.items() if cached.get(part) != present.get(part)]
 
 
@@ -69,7 +69,7 @@ def _digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     digest = hashlib.sha256()
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, tensor in tensors:
-            # The header fixes the number of bytes, so two lists of tensors never run into the same stream.
+            # The header fixes the number of bytes, so different lists of tensors cannot give the same stream.
             digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             blocks = flat.view(torch.uint8).split(_BLOCK)  # as bytes: numpy has no bfloat16
@@ -79,7 +79,7 @@ def _digest_of_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def _digest_of_bytes(block: Tensor) -> bytes:
-    return hashlib.sha256(block.numpy().data).digest()  # other threads run meanwhile
+    return hashlib.sha256(block.numpy().data).digest()  # releases the GIL
 
 
 def _digest_of_json(value: Any) -> str:

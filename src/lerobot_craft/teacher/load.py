@@ -1,4 +1,4 @@
-"""Load a teacher, and refuse it unless it is what its checkpoint says."""
+"""Load a teacher; refuse it if it does not match its checkpoint."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class Teacher:
     """A checked policy with the processors and statistics it was trained with.
 
     Attributes:
-        policy: In eval mode; switch it as the policy's adapter wants it.
+        policy: In eval mode; the adapter's mode must be set by the caller.
         preprocessor: Raw batch -> the policy's inputs.
         postprocessor: The policy's actions -> the robot's.
-        config: lerobot's config, features as in the checkpoint.
+        config: lerobot's config, with the checkpoint's features.
         fingerprint: Part -> SHA-256, see `lerobot_craft.teacher.fingerprint`.
     """
 
@@ -35,17 +35,17 @@ class Teacher:
 
 
 def load_teacher(path: str | Path, overrides: Sequence[str] = ()) -> Teacher:
-    """Load, check and fingerprint the policy of a checkpoint directory; no dataset is needed.
+    """Load, check and fingerprint the policy of a checkpoint. Needs no dataset.
 
     Args:
-        path: A directory that lerobot's `save_pretrained` wrote, or a name on the Hub.
+        path: A directory written by lerobot's `save_pretrained`, or a name on the Hub.
         overrides: Settings as on lerobot's command line without `policy.`, such as `--device=cpu`.
 
     Raises:
-        CraftError: The directory is not a whole checkpoint, or the policy does not run with its weights.
+        CraftError: The checkpoint is incomplete, or the policy does not run with its weights.
     """
     config = load_policy_config(path, overrides)
-    directory = Path(config.pretrained_path or path)  # of a policy of the Hub: where it was downloaded to
+    directory = Path(config.pretrained_path or path)  # for a policy from the Hub: its download directory
     require_weights(directory)
     policy = load_policy(config)
     check_weights(policy, directory)
@@ -55,13 +55,13 @@ def load_teacher(path: str | Path, overrides: Sequence[str] = ()) -> Teacher:
 
 @torch.no_grad()
 def executed_chunk(teacher: Teacher, policy: Any, batch: Any, seed: tuple[int, ...]) -> Tensor:
-    """A teacher's chunk [B, H, A] as the robot executes it; its noise depends on the seed alone.
+    """A teacher's chunk [B, H, A] as the robot executes it; its noise depends only on the seed.
 
     Args:
-        teacher: Whose processors and settings are used.
+        teacher: Its processors and settings are used.
         policy: Its network, in eval mode.
-        batch: As its preprocessor returns it.
-        seed: Of the noise.
+        batch: Output of its preprocessor.
+        seed: Seed of the noise.
     """
     mixed = int(np.random.SeedSequence(seed).generate_state(1, np.uint64)[0] >> np.uint64(1))
     with torch.random.fork_rng(), autocast(teacher.config):

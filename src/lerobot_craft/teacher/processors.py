@@ -1,4 +1,4 @@
-"""What a teacher's processors do to a batch, as content: statistics, tokenizers and steps, without paths or devices."""
+"""Content of a teacher's processors: statistics, tokenizers and steps, without paths or devices."""
 
 import json
 from collections.abc import Iterator
@@ -8,10 +8,9 @@ from torch import Tensor
 
 from lerobot_craft.lerobot_api.processors import Processor, ProcessorStep, is_normalizer, step_name
 
-# Where a step runs, where its tokenizer was read from and what a dataset calls its features change nothing in what it
-# computes.
+# These settings do not affect what a step computes: its device, its tokenizer's location, a dataset's feature names.
 _PLACES = {"device", "tokenizer_name", "action_tokenizer_name", "paligemma_tokenizer_name", "rename_map"}
-# A fast tokenizer keeps the padding and truncation of its last call; the step sets both at every call.
+# A fast tokenizer keeps the padding and truncation of its last call; the step sets both on every call.
 _LAST_CALL = {"padding", "truncation"}
 _FAST_NUMBERS = ("scale", "min_token", "max_token", "vocab_size")
 
@@ -27,27 +26,27 @@ def normalizer_stats(preprocessor: Processor) -> dict[str, dict[str, Tensor]]:
 
 
 def step_tensors(processor: Processor) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor that a step of the processor holds, as `position.key`; with lerobot these are the statistics."""
+    """Every tensor of a processor's steps, as `position.key`; in lerobot these are the statistics."""
     stateful = (step.state_dict() for step in processor.steps)
     for position, state in enumerate(filter(None, stateful)):
         yield from ((f"{position}.{key}", state[key]) for key in sorted(state))
 
 
 def steps(processor: Processor) -> list[dict[str, Any]]:
-    """The steps in their order with their settings; of a step that tokenizes only its name: see `tokenizers`."""
+    """The steps in order, with settings; only the name for steps that tokenize: see `tokenizers`."""
     return [
         {"step": step_name(step), "config": {} if _tokenizers_of(step) else _settings(step)} for step in processor.steps
     ]
 
 
 def tokenizers(processor: Processor) -> list[dict[str, Any]]:
-    """The steps that tokenize, in their order, with their settings and the content of their tokenizers."""
+    """The steps that tokenize, in order, with settings and the content of their tokenizers."""
     found = ((step, _tokenizers_of(step)) for step in processor.steps)
     return [
         {
             "step": step_name(step),
             "config": _settings(step),
-            "fast_skip_tokens": getattr(step, "fast_skip_tokens", None),  # lerobot's own step leaves it out
+            "fast_skip_tokens": getattr(step, "fast_skip_tokens", None),  # lerobot's own step omits it
             "tokenizers": {name: _content(tokenizer) for name, tokenizer in held.items()},
         }
         for step, held in found
@@ -68,11 +67,11 @@ def _is_tokenizer(value: object) -> bool:
 
 
 def _content(tokenizer: Any) -> dict[str, Any]:
-    """All that decides which ids a text or an action chunk becomes."""
+    """Everything that determines the ids of a text or an action chunk."""
     if hasattr(tokenizer, "bpe_tokenizer"):  # FAST: DCT coefficients, scaled and shifted, then BPE
         numbers = {name: getattr(tokenizer, name, None) for name in _FAST_NUMBERS}
         return {**numbers, "bpe": _content(tokenizer.bpe_tokenizer)}
-    if hasattr(tokenizer, "tokenizer"):  # a processor of text and images
+    if hasattr(tokenizer, "tokenizer"):  # a processor for text and images
         return _content(tokenizer.tokenizer)
     content = {
         "special": {name: str(token) for name, token in tokenizer.special_tokens_map.items()},

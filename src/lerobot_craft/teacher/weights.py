@@ -1,7 +1,6 @@
-"""Are the weights that the policy runs with the ones in the file?
+"""Does the policy run with the weights in its file?
 
-lerobot's pi0 family returns a policy with random weights, and no error, when its file is missing or does not fit. So
-nothing uses a teacher before every entry of its state was compared with the file.
+lerobot's pi0 family silently uses random weights if the file is missing or does not match, so every entry is compared.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ _KINDS = (_MISSING, _LEFT_OVER, _SHAPE, _NOT_FINITE, _DIFFERENT)
 
 
 def require_weights(directory: Path) -> None:
-    """Refuse a checkpoint directory without a readable weights file, before anything slow happens.
+    """Refuse a checkpoint without a readable weights file, before any slow work.
 
     Raises:
         CraftError: The file is missing or damaged, or the directory holds a PEFT adapter.
@@ -37,17 +36,17 @@ def require_weights(directory: Path) -> None:
 
 
 def check_weights(policy: nn.Module, directory: Path) -> None:
-    """Refuse a policy whose parameters and saved buffers are not exactly those of its checkpoint.
+    """Refuse a policy whose parameters and saved buffers do not equal those of its checkpoint.
 
-    Each entry of `policy.state_dict()` must equal the file's tensor that the policy's own loader puts there, in the
-    policy's dtype. An entry that is tied to another one may be missing from the file. Buffers that are never saved
-    are computed by the constructor and not looked at. The file is memory-mapped and read tensor by tensor.
+    Each entry of `policy.state_dict()` must equal, in the policy's dtype, the file's tensor that the policy's own
+    loader maps to it. Entries tied to another one may be missing from the file. Buffers that are never saved are
+    computed by the constructor and not checked. The file is memory-mapped and read tensor by tensor.
 
     Raises:
-        CraftError: Tensors are missing, left over, of another shape, not finite, or differ from the file.
+        CraftError: Tensors are missing, unexpected, of another shape, not finite, or different from the file.
     """
     with _open_weights(directory) as file:
-        # The order of the bytes is the order in which safetensors hands tensors to lerobot's loaders.
+        # lerobot's loaders get the tensors from safetensors in byte order.
         names = file.offset_keys()
         sources = checkpoint_sources(policy, names)
         state = policy.state_dict()
@@ -97,7 +96,7 @@ def _trouble(tensor: Tensor, in_file: Tensor) -> str | None:
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
-    """What two tied entries have in common."""
+    """A key that tied entries share."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

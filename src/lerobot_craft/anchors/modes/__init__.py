@@ -7,7 +7,7 @@
 
         def take(self, adapter, policy, batch, fixed): ...
 
-docs/adding-a-retention-mode.md writes one.
+docs/adding-a-retention-mode.md is a walkthrough.
 """
 
 from lerobot_craft.anchors.modes.registry import ENTRY_POINT_GROUP, known_modes, mode_named, register_mode

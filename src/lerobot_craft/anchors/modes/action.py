@@ -1,4 +1,4 @@
-"""`action`: what the policy puts out, as actions, velocities or noise, or as the distribution of its next token."""
+"""`action`: the policy's output: actions, velocities, noise, or the distribution of its next token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Action(Retained):
     """The policy's output.
 
     Attributes:
-        top_k: how many logits are kept at a position of a token policy; the others are folded into one.
+        top_k: Number of logits kept per position of a token policy; the others are folded into one.
     """
 
     mode: ClassVar[str] = "action"
@@ -59,7 +59,7 @@ class Action(Retained):
     @override
     @classmethod
     def stored(cls, values: Mapping[str, Any], adapter: PolicyAdapter, policy: Any) -> Self:
-        # Tokens are decoded greedily: all draws are the same, and one is stored.
+        # Greedy decoding makes all draws equal, so only one is stored.
         return cls(draws=1 if adapter.output_kind == "logits" else values["num_draws"], top_k=values["top_k"])
 
     @override
@@ -111,9 +111,9 @@ class Action(Retained):
     def _own_errors(
         self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Sequence[Fixed], outputs: Sequence[Output]
     ) -> Columns:
-        """The teacher's own distance from the demonstrator by loss type: what the budget is measured in.
+        """The teacher's own distance from the demonstrator, by loss type: the budget's unit.
 
-        Against one demonstrated token, the divergence of the teacher is its cross-entropy.
+        For a demonstrated token, the teacher's divergence is its cross-entropy.
         """
         errors: dict[str, list[Tensor]] = {kind: [] for kind in self.loss_types(adapter)}
         for draw, own in zip(fixed, outputs, strict=True):
@@ -158,7 +158,7 @@ class Action(Retained):
 
     @override
     def deviation(self, drifts: Tensor, columns: Mapping[str, Column], adapter: PolicyAdapter) -> Tensor:
-        if adapter.output_kind == "logits":  # a divergence is its own scale
+        if adapter.output_kind == "logits":  # a divergence is already relative
             return drifts
         return super().deviation(drifts, columns, adapter)
 

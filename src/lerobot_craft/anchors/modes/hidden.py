@@ -36,8 +36,8 @@ class Hidden(Retained):
     """Hidden states.
 
     Attributes:
-        pooling: how they become vectors; `none` keeps every token.
-        requested: the layers as a user wrote them.
+        pooling: How they become vectors; `none` keeps every token.
+        requested: The layers as the user wrote them.
     """
 
     mode: ClassVar[str] = "hidden"
@@ -82,7 +82,7 @@ class Hidden(Retained):
     @override
     @classmethod
     def freezes_readout(cls, flags: Any, held: Callable[[], Mapping[str, Any]]) -> bool:
-        """Where every token is kept: a loss on hidden states does not hold the readout."""
+        """Frozen if every token is kept: a loss on hidden states does not constrain the readout."""
         return bool(flags.per_token or held().get("pooling") == PER_TOKEN)
 
     @override

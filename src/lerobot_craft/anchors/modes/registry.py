@@ -1,7 +1,7 @@
-"""Which retention mode a name stands for. Third parties add theirs without touching this package, as with adapters.
+"""Finds a retention mode by name. Third parties add modes without changing this package, as with adapters.
 
-An installed distribution declares an entry point, which every process finds. A script or a notebook registers its mode
-for its own process; `craft` imports the module that does so when `--discover_packages_path` names it.
+An installed distribution declares an entry point, which every process finds. A script or notebook registers its mode
+for its own process; `craft` imports the registering module if `--discover_packages_path` names it.
 """
 
 import importlib
@@ -23,12 +23,12 @@ _registered: dict[str, type[Retained]] = {}
 
 
 def register_mode[Mode: type[Retained]](mode: Mode) -> Mode:
-    """Make a retention mode known in this process, under its `mode`: a decorator for the class.
+    """Register a retention mode for this process under its `mode`. Use it as a class decorator.
 
-    It goes before an installed one and before ours.
+    It takes precedence over installed and built-in modes.
 
     Raises:
-        CraftError: It is no retention mode, or an unfinished one.
+        CraftError: The class is not a complete retention mode.
     """
     _require_mode(mode, repr(mode))
     _registered[mode.mode] = mode
@@ -36,16 +36,16 @@ def register_mode[Mode: type[Retained]](mode: Mode) -> Mode:
 
 
 def known_modes() -> list[str]:
-    """Names of the modes here, in this process or in an installed distribution."""
+    """Names of the built-in, registered and installed modes."""
     return list(dict.fromkeys([*_BUILT_IN, *sorted(_registered), *sorted(installed(ENTRY_POINT_GROUP))]))
 
 
 def mode_named(name: str) -> type[Retained]:
-    """The mode of a name, as `--retention_mode` takes it or a manifest has it."""
+    """Find a mode by its name in `--retention_mode` or a manifest."""
     name = "hidden" if name == MULTI_LAYER else name
     if name in _registered:
         return _registered[name]
-    # An installed one goes before ours: somebody installed it on purpose.
+    # Installed modes take precedence over built-in ones: somebody installed them on purpose.
     target = installed(ENTRY_POINT_GROUP).get(name) or _BUILT_IN.get(name)
     if target is None:
         raise CraftError(

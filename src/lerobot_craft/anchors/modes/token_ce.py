@@ -1,4 +1,4 @@
-"""`token_ce`: the cross-entropy of the student on the teacher's own tokens; docs/method.md, equation (6)."""
+"""`token_ce`: the student's cross-entropy on the teacher's own tokens; docs/method.md, equation (6)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from lerobot_craft.policies import Batch, Fixed, Output, PolicyAdapter
 
 @dataclass(frozen=True)
 class TokenCE(Action):
-    """The policy's output, of which a cache keeps the tokens alone: the least cross-entropy is the teacher's own."""
+    """The policy's output. The cache stores only its tokens and the minimum cross-entropy: the teacher's own."""
 
     mode: ClassVar[str] = "token_ce"
 
@@ -31,7 +31,7 @@ class TokenCE(Action):
     @classmethod
     def asked(cls, flags: Any, adapter: PolicyAdapter, policy: Any) -> Self:
         if adapter.output_kind != "logits":
-            adapter.token_labels({})  # says what to use instead
+            adapter.token_labels({})  # raises, and says what to use instead
         return super().asked(flags, adapter, policy)
 
     @override

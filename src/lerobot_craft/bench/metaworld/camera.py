@@ -1,4 +1,4 @@
-"""Pictures of a scene: one fixed view, drawn without what costs time and shows nothing."""
+"""Pictures of a scene: one fixed view, without details that cost time and show nothing."""
 
 import threading
 from typing import Any
@@ -12,23 +12,23 @@ from lerobot_craft.bench.metaworld.tasks import Scene
 _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (-0.02, 0.72, 0.13), 1.0, 140.0, -40.0  # the arm hides little from here
 _MARKER_RADIUS = 0.025
 _ARM_MESHES = {"pedestal", "base", "l0", "l1", "l2", "l3", "l4", "l5", "l6", "head", "eGripperBase"}
-# Plain colors in place of wood and metal: a small dark thing is seen on them, also in 64 pixels.
+# Plain colors instead of wood and metal, so that small dark objects are visible even at 64 pixels.
 _PLAIN = {"table_wood": (0.62, 0.62, 0.6), "basic_floor": (0.5, 0.5, 0.5), "wall_metal": (0.55, 0.55, 0.55)}
-_ARM_GROUP = 5  # of MuJoCo's six groups of shapes the one that Meta-World has nothing in
+_ARM_GROUP = 5  # the one of MuJoCo's six geom groups that Meta-World does not use
 
-# An OpenGL context belongs to the thread that made it.
+# An OpenGL context belongs to the thread that created it.
 _here = threading.local()
 
 
 def photograph(model: Any, data: Any, scene: Scene, side: int, *, arm: bool) -> npt.NDArray[np.uint8]:
-    """The scene [side, side, 3]: no sites, which Meta-World draws at the goal, but the scene's own markers.
+    """The scene [side, side, 3]: with the scene's own markers, without Meta-World's goal sites.
 
     Args:
         model: MuJoCo's model.
         data: Its state.
-        scene: Has the markers.
+        scene: Defines the markers.
         side: In pixels.
-        arm: Draw the arm behind the hand: most of the faces, and of the time.
+        arm: Draw the arm behind the hand, which has most of the faces and takes most of the time.
     """
     mujoco = import_mujoco()
     renderer = _renderer(model, side)
@@ -51,9 +51,9 @@ def photograph(model: Any, data: Any, scene: Scene, side: int, *, arm: bool) -> 
 
 
 def _renderer(model: Any, side: int) -> Any:
-    """One renderer for each model and size: to make one takes a hundred times as long as a picture."""
+    """One renderer per model and size: creating one takes a hundred times as long as a picture."""
     renderers: dict[tuple[int, int], Any] = _here.__dict__.setdefault("renderers", {})
-    key = (id(model), side)  # models live as long as the process
+    key = (id(model), side)  # models are never freed
     if key not in renderers:
         _prepare(model)
         model.vis.quality.offsamples = 0
@@ -62,13 +62,13 @@ def _renderer(model: Any, side: int) -> Any:
         model.vis.global_.offheight = max(model.vis.global_.offheight, side)
         try:
             renderers[key] = import_mujoco().Renderer(model, side, side)
-        except Exception as error:  # whatever a driver raises
+        except Exception as error:  # drivers raise many types
             raise no_drawing(error) from error
     return renderers[key]
 
 
 def _prepare(model: Any) -> None:
-    """Paint the room plainly, and put the meshes of the arm, nine tenths of all faces, into a group of their own."""
+    """Paint the room in plain colors, and put the arm's meshes, 90 % of all faces, into their own group."""
     mesh = import_mujoco().mjtGeom.mjGEOM_MESH
     for shape in range(model.ngeom):
         if model.geom_type[shape] == mesh and model.mesh(model.geom_dataid[shape]).name in _ARM_MESHES:

@@ -1,4 +1,4 @@
-"""What `--env.type=craft_metaworld` stands for: its flags, its features and how lerobot builds it."""
+"""`--env.type=craft_metaworld`: its flags, its features and how lerobot builds it."""
 
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +43,7 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
     )
 
     def __post_init__(self) -> None:
-        """The features follow from the view."""
+        """Set the features according to the view."""
         side = IMAGE_SIDES[self.view]
         self.features = {
             "action": PolicyFeature(FeatureType.ACTION, (ACTION_DIM,)),
@@ -53,14 +53,14 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
 
     @property
     def gym_kwargs(self) -> dict[str, Any]:
-        """What every environment is made with, beside its task."""
+        """Arguments of every environment besides its task."""
         return {"view": self.view, "blindfold": self.blindfold, "look_every": self.look_every}
 
     def create_envs(
         self, n_envs: int, use_async_envs: bool = False
     ) -> dict[str, dict[int, gym.vector.VectorEnv[Any, Any, Any]]]:
-        """One vector of environments for each task, {task: {0: vector}}."""
-        # As in lerobot's own default: the step that ends an episode also reports its success.
+        """One vector of environments per task, {task: {0: vector}}."""
+        # lerobot's own default: the step that ends an episode also reports its success.
         settings: dict[str, Any] = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
         vector: Any = gym.vector.SyncVectorEnv
         if use_async_envs and n_envs > 1:
@@ -73,5 +73,5 @@ class CraftMetaWorldConfig(EnvConfig):  # type: ignore[misc]  # lerobot is untyp
 
     def _make_one(self, task: str) -> Any:
         length = self.episode_length or find_task(task, self.view).max_steps
-        # A batch runs until its slowest episode ends; those that ended before do no more work.
+        # A batch runs until its slowest episode ends; environments that ended earlier do no more work.
         return FreezeAfterEpisodeEnd(TimeLimit(MetaWorldEnv(task, **self.gym_kwargs), length))

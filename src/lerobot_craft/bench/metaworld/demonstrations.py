@@ -1,4 +1,4 @@
-"""Recording the experts as a LeRobotDataset v3: by seed, in parallel, whole or not at all."""
+"""Record the experts as a LeRobotDataset v3: seeded, in parallel, complete or not at all."""
 
 import functools
 import math
@@ -16,10 +16,10 @@ from lerobot_craft.bench.metaworld.tasks import View, find_task
 from lerobot_craft.bench.metaworld.writing import write_dataset
 from lerobot_craft.errors import CraftError
 
-_BLOCK = 5  # attempts that a process makes at a time
-_FEWEST_SUCCESSES = 0.5  # of the attempts; an expert below that does not know its task
+_BLOCK = 5  # attempts per piece of work
+_FEWEST_SUCCESSES = 0.5  # of the attempts; an expert below this cannot do its task
 
-# A piece of work: task, numbers of its attempts.
+# A piece of work: task, attempt numbers.
 _Work = tuple[str, range]
 _Perform = Callable[[list[_Work]], Iterator[list[Episode | None]]]
 
@@ -34,24 +34,24 @@ def record(
     jobs: int = 1,
     progress: bool = True,
 ) -> Path:
-    """Write `episodes` successful demonstrations of each task to `root`, which must not exist yet, and return it.
+    """Write `episodes` successful demonstrations of each task to `root`, which must not exist, and return it.
 
-    Tasks alternate, episode by episode. The values depend on the seed alone, not on the number of processes.
+    Tasks alternate by episode. The values depend only on the seed, not on the number of processes.
 
     Args:
-        root: where the dataset goes; its repo_id is `craft/` and the directory's name.
-        tasks: names in `TASKS`.
-        episodes: of each task.
-        seed: of start states and noise.
-        view: what is recorded: `told` without pictures, so that the camera shows black.
-        jobs: processes that simulate.
-        progress: show a bar.
+        root: Output directory; the repo_id is `craft/` and the directory's name.
+        tasks: Names in `TASKS`.
+        episodes: Episodes per task.
+        seed: Seed of start states and noise.
+        view: What is recorded; `told` has no pictures, so its camera is black.
+        jobs: Simulation processes.
+        progress: Show a progress bar.
     """
     if root.exists():
         raise CraftError(f"{root} is there already: remove it, or record to another place.")
     for task in tasks:
         find_task(task)
-    # Beside the final place, so that the last step is a rename: an interrupted recording leaves no half dataset.
+    # Next to the final place, so that the last step is a rename: an interrupted recording leaves no partial dataset.
     partial = root.with_name(f"{root.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def record(
 def _demonstrate(
     tasks: Sequence[str], episodes: int, perform: _Perform, advance: Callable[[int], object]
 ) -> dict[str, list[Episode]]:
-    """The first `episodes` successes of each task, in the order of the attempts."""
+    """The first `episodes` successes of each task, in the order of attempts."""
     found: dict[str, list[Episode]] = {task: [] for task in tasks}
     made = dict.fromkeys(tasks, 0)  # attempts
     while short := [task for task in found if len(found[task]) < episodes]:
@@ -93,11 +93,11 @@ def _demonstrate(
 
 @contextmanager
 def _processes(jobs: int, seed: int, view: View) -> Iterator[_Perform]:
-    """Something that performs pieces of work in order: here, or in several processes."""
+    """A function that performs pieces of work in order, here or in several processes."""
     if jobs <= 1:
         yield lambda work: (attempts(task, seed, numbers, view) for task, numbers in work)
         return
-    # A fork would take torch's threads along.
+    # A fork would inherit torch's threads.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
 
         def perform(work: list[_Work]) -> Iterator[list[Episode | None]]:

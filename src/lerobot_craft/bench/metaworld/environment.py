@@ -1,4 +1,4 @@
-"""The suite as a gymnasium environment; of lerobot it knows no more than the names of its observations."""
+"""The suite as a gymnasium environment; it only shares observation names with lerobot."""
 
 from typing import Any
 
@@ -9,25 +9,24 @@ from lerobot_craft.bench.metaworld.simulation import FloatArray, Simulation, UIn
 from lerobot_craft.bench.metaworld.tasks import ACTION_DIM, FPS, IMAGE_SIDES, View, state_names
 
 CAMERA = "top"
-_VIDEO_SIDE = 240  # pixels of a picture for people
-_ROOM = 10.0  # metres, and more than anything moves; gymnasium wants bounds
-_SEEDS = 2**31  # where the start of an unseeded episode is drawn from
+_VIDEO_SIDE = 240  # pixels, for people
+_ROOM = 10.0  # meters, larger than any movement; gymnasium requires bounds
+_SEEDS = 2**31  # range of seeds for unseeded episodes
 
 
 class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
     """One task; an episode ends with its first success.
 
     Args:
-        task: its name in `TASKS`.
-        view: `told`: the object's position is in the state and the camera is black, for policies that insist on having
-            one. `seen`: the object is in the camera's picture only.
-        blindfold: show a black picture in the view `seen` too.
-        look_every: draw at every so many steps, and show the last picture in between. For a policy that executes whole
-            chunks of actions nothing changes, because it looks at no other picture.
+        task: Its name in `TASKS`.
+        view: `told`: the object's position is in the state, and the camera is black. `seen`: it is only in the picture.
+        blindfold: Show a black picture in the view `seen` too.
+        look_every: Draw every n steps and repeat the last picture in between; the same for policies that only look
+            then.
 
     Attributes:
-        task: the name.
-        task_description: the instruction; lerobot-eval asks for both.
+        task: The name.
+        task_description: The instruction; lerobot-eval reads both.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": FPS}  # noqa: RUF012 - gymnasium's name and type
@@ -47,7 +46,7 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Start an episode: the same seed, the same start, in every task of a scene."""
+        """Start an episode; the same seed gives the same start in every task of a scene."""
         super().reset(seed=seed, options=options)
         self._steps = 0
         self._simulation.reset(int(self.np_random.integers(_SEEDS)) if seed is None else seed)
@@ -60,15 +59,15 @@ class MetaWorldEnv(gym.Env[dict[str, Any], FloatArray]):
         return self._observation(), float(success), success, False, {"is_success": success}
 
     def expert(self) -> FloatArray:
-        """What the scripted expert would do now."""
+        """The scripted expert's action in the current state."""
         return self._simulation.expert()
 
     def render(self) -> UInt8Array:
-        """A picture for people, with the arm; drawn whatever the policy is shown."""
+        """A picture for people, with the arm, independent of what the policy sees."""
         return self._simulation.image(_VIDEO_SIDE, arm=True)
 
     def look(self) -> UInt8Array:
-        """What the policy was shown last."""
+        """The picture last shown to the policy."""
         return self._picture
 
     def _observation(self) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""What the scripted experts do, as arrays: noisy movement, clean labels.
+"""Rollouts of the scripted experts as arrays: noisy movement, clean labels.
 
-The expert's actions are recorded as it would do them and executed with noise, so that a policy also learns the way
-back. Nothing here loads torch: worker processes start quickly.
+Actions are recorded clean and executed with noise, so that a policy learns to recover. Nothing here imports torch.
 """
 
 import zlib
@@ -13,11 +12,9 @@ import numpy as np
 from lerobot_craft.bench.metaworld.simulation import FloatArray, Simulation, UInt8Array
 from lerobot_craft.bench.metaworld.tasks import IMAGE_SIDES, View
 
-_LOUDEST = (
-    0.2  # standard deviation of the noise on a movement, in units of the longest step; each episode draws its own
-)
-_MOVES = np.array([1.0, 1.0, 1.0, 0.0])  # the gripper does as it is told
-TAIL = 8  # frames after success: the policy is to stay there
+_LOUDEST = 0.2  # largest noise std of an episode, in units of the longest step; drawn per episode
+_MOVES = np.array([1.0, 1.0, 1.0, 0.0])  # no noise on the gripper
+TAIL = 8  # frames after success, to teach the policy to stay there
 
 
 @dataclass(frozen=True)
@@ -26,20 +23,20 @@ class Episode:
 
     states: FloatArray  # [T, 7], seen [T, 4]
     actions: FloatArray  # [T, 4]
-    images: UInt8Array | None  # [T, side, side, 3]; None: nothing was drawn
+    images: UInt8Array | None  # [T, side, side, 3]; None: no pictures
 
 
 def attempt(task: str, seed: int, number: int, view: View = "told") -> Episode | None:
-    """One attempt, or None where the expert failed. Task, seed and number decide it, not what ran before.
+    """One attempt, or None if the expert failed. It depends only on task, seed and number.
 
     Args:
-        task: its name in `TASKS`.
-        seed: of the recording.
-        number: of the attempt.
-        view: what is recorded: `told` without pictures.
+        task: Its name in `TASKS`.
+        seed: Seed of the recording.
+        number: Number of the attempt.
+        view: What is recorded; `told` has no pictures.
     """
     simulation = _simulation(task, view)
-    # Start states are drawn by task too: an old task's frames must not start where the new one's do.
+    # The task is part of the seed: an old task's frames must not start where the new task's do.
     rng = np.random.default_rng([seed, zlib.crc32(task.encode()), number])
     simulation.reset(int(rng.integers(2**31)))
     loudness = _LOUDEST * rng.uniform()

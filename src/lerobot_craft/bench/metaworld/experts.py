@@ -1,18 +1,18 @@
-"""Experts of our own, where Meta-World's succeed too rarely or by a hair's breadth."""
+"""Our own experts, for tasks where Meta-World's fail too often or barely succeed."""
 
 import numpy as np
 import numpy.typing as npt
 
-_GAIN = 25.0  # action per metre, as in Meta-World's experts
-_GAIN_IN_THE_AIR = 10.0  # with nothing to push against, a gentler approach does
+_GAIN = 25.0  # action per meter, as in Meta-World's experts
+_GAIN_IN_THE_AIR = 10.0  # without contact, a gentler approach works
 _OPEN, _CLOSE = -1.0, 1.0
-_HAND_ABOVE_FINGERS = np.array([0.0, 0.0, 0.045])  # metres
+_HAND_ABOVE_FINGERS = np.array([0.0, 0.0, 0.045])  # meters
 
 
 class LiftFromAbove:
-    """Comes down over the handle with open fingers, grips it and lifts.
+    """Moves down over the handle with open fingers, grips it and lifts.
 
-    Meta-World's own one grips more loosely and loses a handle that starts half-way in one episode of six.
+    Meta-World's expert grips less firmly and loses a half-raised handle in one of six episodes.
     """
 
     def get_action(self, observation: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -28,9 +28,9 @@ class LiftFromAbove:
 
 
 class ReachWithFingers:
-    """Brings the fingers to the target, which is where success is measured.
+    """Moves the fingers to the target, where success is measured.
 
-    Meta-World's own one brings the hand there, so that the fingers hover at the very edge of success.
+    Meta-World's expert moves the hand there, which leaves the fingers at the edge of success.
     """
 
     def get_action(self, observation: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

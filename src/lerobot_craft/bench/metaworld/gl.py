@@ -1,4 +1,4 @@
-"""Which OpenGL back-end MuJoCo draws with: chosen before MuJoCo is imported, because it looks only then."""
+"""Chooses MuJoCo's OpenGL back-end, which must happen before MuJoCo is imported."""
 
 import ctypes
 import os
@@ -13,13 +13,13 @@ from lerobot_craft.doctor.surroundings import Surroundings
 from lerobot_craft.errors import CraftError
 
 _VARIABLE = "MUJOCO_GL"
-# What each back-end loads, the preferred one first; PyOpenGL needs libGL itself beside libEGL.
+# The libraries of each back-end, in order of preference; PyOpenGL needs libGL in addition to libEGL.
 _LIBRARIES = {"egl": ("libEGL.so.1", "libGL.so.1"), "osmesa": ("libOSMesa.so.8",)}
 
 
 def import_mujoco() -> Any:
-    """MuJoCo, with a back-end that fits this machine. Needs no graphics at all as long as nothing is drawn."""
-    choose_backend(os.environ)  # processes started from here take it over
+    """Import MuJoCo with a back-end that fits this machine. Graphics are only needed for drawing."""
+    choose_backend(os.environ)  # child processes inherit it
     try:
         import mujoco
     except ImportError as error:
@@ -28,7 +28,7 @@ def import_mujoco() -> Any:
 
 
 def choose_backend(env: MutableMapping[str, str]) -> None:
-    """Set MUJOCO_GL in an environment, unless the person has."""
+    """Set MUJOCO_GL in an environment, unless the user has set it."""
     if not env.get(_VARIABLE) and platform.system() == "Linux":
         backend = pick_backend(_can_load, _can_draw)
         if backend is not None:
@@ -36,13 +36,13 @@ def choose_backend(env: MutableMapping[str, str]) -> None:
 
 
 def pick_backend(can_load: Callable[[str], bool], can_draw: Callable[[str], bool]) -> str | None:
-    """The back-end to use, or None where no library for drawing without a display is there.
+    """The back-end to use; None if no library can draw without a display.
 
-    To draw for a trial takes a process and two seconds, so it happens only where there is a choice.
+    A test drawing takes a process and two seconds, so it is only done if there is a choice.
 
     Args:
-        can_load: whether a shared library is here.
-        can_draw: whether a back-end really draws.
+        can_load: Whether a shared library can be loaded.
+        can_draw: Whether a back-end can really draw.
     """
     here = [backend for backend, libraries in _LIBRARIES.items() if all(map(can_load, libraries))]
     if len(here) > 1:
@@ -51,10 +51,10 @@ def pick_backend(can_load: Callable[[str], bool], can_draw: Callable[[str], bool
 
 
 def no_drawing(error: Exception) -> CraftError:
-    """Why nothing can be drawn here and the line that mends it, as `craft doctor` finds it."""
+    """Why nothing can be drawn here, and the command that fixes it, as in `craft doctor`."""
     mujoco = import_mujoco()
     observed = Surroundings.observe()
-    # Our own choice is not the person's: the doctor is to try every back-end.
+    # Remove our own choice, so that the doctor tries every back-end.
     env = {name: value for name, value in observed.env.items() if name != _VARIABLE}
     check = check_rendering(mujoco.__version__, replace(observed, env=env), lambda backend: try_backend(backend, env))
     remedy = f" Type: {check.remedy}" if check.remedy else ""

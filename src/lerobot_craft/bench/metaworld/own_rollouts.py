@@ -1,4 +1,4 @@
-"""What a policy does by itself, recorded as a LeRobotDataset: its own episodes, failed ones included."""
+"""A policy's own episodes, including failed ones, recorded as a LeRobotDataset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,14 +18,14 @@ from lerobot_craft.lerobot_api.rollouts import Player, seeded
 def record_own(
     root: Path, player: Player, tasks: Sequence[str], episodes: int, seed: int, view: View
 ) -> dict[str, list[bool]]:
-    """Let a policy play each task, write all its episodes to `root`, and return which of them succeeded.
+    """Let a policy play each task, write all episodes to `root`, and return which succeeded.
 
     Args:
-        root: Where the dataset goes; must not exist yet.
-        player: Who acts; its policy predicts chunks, and executes whole ones.
+        root: Output directory; must not exist.
+        player: The policy; it must predict and execute whole chunks.
         tasks: Names in `TASKS`.
-        episodes: Of each task.
-        seed: Of the first start state, and of the policy's noise.
+        episodes: Episodes per task.
+        seed: Seed of the first start state, and of the policy's noise.
         view: What the policy observes.
     """
     with seeded(seed):
@@ -35,7 +35,7 @@ def record_own(
 
 
 def _play(player: Player, task: str, starts: Sequence[int], view: View) -> tuple[list[Episode], list[bool]]:
-    """One episode from each start, side by side; each ends a few frames after success, or at the task's limit."""
+    """One episode per start, in parallel; each ends a few frames after success, or at the task's limit."""
     takes = [_Take(task, start, view) for start in starts]
     player.policy.reset()  # type: ignore[operator]
     while at_work := [take for take in takes if not take.is_over]:

@@ -1,7 +1,7 @@
-"""One task in the simulator: start states by seed, the numbers a policy sees, the scripted expert, pictures.
+"""One task in the simulator: seeded start states, the policy's observations, the scripted expert, pictures.
 
-Meta-World's environments do the physics, the experts and the judging. What a policy sees is ours: the environments
-would show it the goal, and they report the object of one and the same scene differently in each task.
+Meta-World's environments provide physics, experts and the success criterion. The observations are ours: Meta-World's
+would show the goal and report the object of one scene differently in each task.
 """
 
 import warnings
@@ -21,20 +21,16 @@ from lerobot_craft.errors import CraftError
 
 FloatArray = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]
-_ARM = 9  # joint positions: arm and fingers first, then the object's
-_WIDEST_GRIP = 0.1  # metres between the open fingers
+_ARM = 9  # joint positions: arm and fingers come first, then the object
+_WIDEST_GRIP = 0.1  # meters between the open fingers
 
 
 class Simulation:
-    """A task that can be reset and stepped; many of them cost little, because those of one task share a model.
+    """A task that can be reset and stepped. More instances are cheap, because those of one task share a model.
 
     Args:
-        task: its name in `TASKS`.
-        view: what a policy observes.
-
-    Attributes:
-        task: the task.
-        view: the view.
+        task: Its name in `TASKS`.
+        view: What a policy observes.
     """
 
     def __init__(self, task: str, view: View = "told") -> None:
@@ -43,23 +39,23 @@ class Simulation:
         self._stage = _stage(task)
         self._env = _build(self.task, self._stage.model)
         self._env.init_tcp = self._stage.tcp.copy()
-        # The hand's way to its start is the same in every episode: the stage has walked it once.
+        # The hand's way to its start is the same in every episode, and the stage has already moved it there.
         self._env._reset_hand = lambda steps=50: None
         expert = OWN_EXPERTS.get(self.task.environment) or _metaworld()[1][self.task.environment]
         self._expert: Any = expert()
         self._bodies, self._sites = self._stage.bodies, self._stage.sites
-        self._raw: npt.NDArray[np.float64] = np.zeros(0)  # [39], Meta-World's own observation: for the expert only
+        self._raw: npt.NDArray[np.float64] = np.zeros(0)  # [39], Meta-World's own observation, for the expert only
 
     def reset(self, seed: int) -> FloatArray:
-        """Start an episode; the seed decides where the object stands. Returns the state."""
+        """Start an episode; the seed determines the object's position. Returns the state."""
         mujoco, env, stage = import_mujoco(), self._env, self._stage
         self._place(stage.bodies, stage.sites)
         self._restore()
         env.seed(seed)
         env.curr_path_length = 0
-        env.reset_model()  # draws the object's place and, with it, where the goal is
+        env.reset_model()  # draws the object's position and with it the goal
         self._bodies, self._sites = stage.model.body_pos.copy(), stage.model.site_pos.copy()
-        # Environments of one scene leave the physics at different moments here: all go on from the same one.
+        # Environments of one scene stop the physics at different times here, so continue from one common state.
         thing = env.data.qpos[_ARM:].copy()
         self._restore()
         env.data.qpos[_ARM:] = thing if self.task.scene.start is None else self.task.scene.start
@@ -71,7 +67,7 @@ class Simulation:
         return self.state()
 
     def state(self) -> FloatArray:
-        """What a policy may know: hand and gripper opening, told also the object, as `state_names` says."""
+        """The policy's state: hand and gripper opening, in the view `told` also the object; see `state_names`."""
         data = self._env.data
         grip = np.linalg.norm(data.body("rightclaw").xpos - data.body("leftclaw").xpos) / _WIDEST_GRIP
         tracked = self.task.scene.tracked
@@ -84,32 +80,32 @@ class Simulation:
         return known[: len(state_names(self.view))]
 
     def expert(self) -> FloatArray:
-        """What the scripted expert, who knows the goal, does now [4], within [-1, 1]."""
+        """The action [4] of the scripted expert, which knows the goal, clipped to [-1, 1]."""
         with warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
-            )  # Meta-World's experts always ask for more than 1 and say that it is clipped
+            )  # Meta-World's experts always request more than 1 and warn that it is clipped
             action: npt.NDArray[np.float64] = self._expert.get_action(self._raw)
         return np.clip(action, -1.0, 1.0).astype(np.float32)
 
     def step(self, action: npt.ArrayLike) -> bool:
-        """Move by an action [4], clipped to [-1, 1]; whether the goal is reached now."""
+        """Execute an action [4], clipped to [-1, 1]; returns whether the goal is reached."""
         self._place(self._bodies, self._sites)
         observation, _, _, _, info = self._env.step(np.clip(action, -1.0, 1.0))
         self._raw = self._with_goal(observation)
         return bool(info["success"] > 0.5)
 
     def image(self, side: int, *, arm: bool = False) -> UInt8Array:
-        """A picture [side, side, 3] of the scene, without a sign of which task is asked for.
+        """A picture [side, side, 3] of the scene that does not reveal the requested task.
 
         Args:
-            side: in pixels.
-            arm: draw the whole arm, for people. Without it: the hand only, which is what policies see.
+            side: In pixels.
+            arm: Draw the whole arm, for people; policies see only the hand.
         """
         return photograph(self._stage.model, self._env.data, self.task.scene, side, arm=arm)
 
     def _place(self, bodies: npt.NDArray[np.float64], sites: npt.NDArray[np.float64]) -> None:
-        # The model is shared, and Meta-World keeps the object's place in it.
+        # The model is shared, and Meta-World stores the object's position in it.
         self._stage.model.body_pos[:] = bodies
         self._stage.model.site_pos[:] = sites
 
@@ -119,7 +115,7 @@ class Simulation:
         mujoco.mj_forward(self._stage.model, self._env.data)
 
     def _with_goal(self, observation: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        # Built without `set_task`, the environment clips the goal to a range that is zero.
+        # Without `set_task`, the environment clips the goal to an empty range.
         observation[-3:] = self._env._target_pos
         return observation
 
@@ -131,8 +127,8 @@ class _Stage:
     model: Any
     bodies: npt.NDArray[np.float64]  # [B, 3], as compiled
     sites: npt.NDArray[np.float64]  # [S, 3], as compiled
-    ready: npt.NDArray[np.float64]  # the whole state of the physics with the hand at its start
-    tcp: npt.NDArray[np.float64]  # [3], the middle between the fingers there
+    ready: npt.NDArray[np.float64]  # full physics state with the hand at its start
+    tcp: npt.NDArray[np.float64]  # [3], the point between the fingers in that state
 
 
 @cache
@@ -150,21 +146,21 @@ def _stage(task: str) -> _Stage:
 
 
 def _build(task: Task, model: Any) -> Any:
-    """Meta-World's environment for a task, around a model that is there already or (None) one of its own."""
+    """Meta-World's environment for a task, with a given model or (None) a new one."""
     mujoco = import_mujoco()
     environment: Any = _metaworld()[0][task.environment]
     if model is not None:
         sharing = {"_initialize_simulation": lambda self: (model, mujoco.MjData(model))}
         environment = type(environment.__name__, (environment,), sharing)
     env = environment()
-    env._set_task_called = True  # otherwise it refuses to step: it wants its goals from a benchmark of its own
+    env._set_task_called = True  # otherwise it refuses to step without goals from its own benchmark
     env._partially_observable = False
     env._freeze_rand_vec = False
     env.seeded_rand_vec = True
     if task.scene.box is not None:
         from gymnasium.spaces import Box
 
-        # Some environments draw the goal too: that part stays as it is.
+        # Some environments also draw the goal: that part stays unchanged.
         (low, high), own = task.scene.box, env._random_reset_space
         env._random_reset_space = Box(
             np.hstack([low, own.low[len(low) :]]), np.hstack([high, own.high[len(high) :]]), dtype=np.float64
@@ -174,7 +170,7 @@ def _build(task: Task, model: Any) -> Any:
 
 @cache
 def _metaworld() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Its environments and its experts, by the environment's name."""
+    """Meta-World's environments and experts, by environment name."""
     import_mujoco()
     try:
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS

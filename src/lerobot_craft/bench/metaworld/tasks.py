@@ -1,7 +1,7 @@
-"""The tasks of the suite: which Meta-World environment, which words, which start.
+"""The tasks of the suite: Meta-World environment, instruction, start.
 
-A scene is what is seen and where things start. Two tasks of one scene differ by their instruction and by nothing else:
-the same seed gives the same start, and the same actions then give the same observations, to the bit.
+A scene defines what is visible and where things start. Two tasks of one scene differ only in their instruction: the
+same seed gives the same start, and the same actions give bit-identical observations.
 """
 
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from typing import Literal, get_args
 
 from lerobot_craft.errors import CraftError
 
-Position = tuple[float, float, float]  # metres: to the right, away from the robot, up
+Position = tuple[float, float, float]  # meters: right, away from the robot, up
 
-FPS = 80  # control steps per second of simulated time: five physics steps of 2.5 ms each
+FPS = 80  # control steps per simulated second: five physics steps of 2.5 ms each
 ACTION_NAMES = ("hand_dx", "hand_dy", "hand_dz", "gripper_effort")
 ACTION_DIM = len(ACTION_NAMES)
 STATE_NAMES = ("hand_x", "hand_y", "hand_z", "gripper_opening", "object_x", "object_y", "object_z")
 
-# told: the object's position is in the state, and the camera is blank. seen: the state is the robot's own four numbers,
-# as in lerobot's Meta-World environment, and the object is in the picture only.
+# told: the object's position is in the state, and the camera is black. seen: the state is the robot's own four numbers,
+# as in lerobot's Meta-World environment, and the object is only in the picture.
 View = Literal["told", "seen"]
 VIEWS: tuple[View, ...] = get_args(View)
 IMAGE_SIDES: dict[View, int] = {"told": 16, "seen": 64}  # pixels of the camera's picture
@@ -25,13 +25,13 @@ _ROBOT_NUMBERS = 4
 
 
 def state_names(view: View) -> tuple[str, ...]:
-    """What the numbers of `observation.state` are."""
+    """Names of the entries in `observation.state`."""
     return STATE_NAMES if view == "told" else STATE_NAMES[:_ROBOT_NUMBERS]
 
 
 @dataclass(frozen=True)
 class Marker:
-    """A coloured ball that is drawn and touches nothing."""
+    """A colored ball without collisions."""
 
     at: Position
     rgb: tuple[float, float, float]
@@ -39,18 +39,16 @@ class Marker:
 
 @dataclass(frozen=True)
 class Scene:
-    """What all tasks of one scene have in common.
+    """What all tasks of one scene share.
 
     Attributes:
-        name: its name.
-        tracked: what `object_x, object_y, object_z` follow: a site or a body of the model. Meta-World's environments
-            of one scene report different points of the same object, which would give the task away. None where
-            the scene has one task, or where all of its tasks are played in one environment.
-        start: where the object's joint starts (metres or radians), half-way for opposite tasks. None leaves it to
-            Meta-World.
-        box: corners of the space in which the object is placed. None leaves it to Meta-World.
-        wide: the same in the view `seen`: larger, so that a policy that does not look rarely succeeds. None: as told.
-        markers: goals that can be seen, in every task of the scene alike.
+        name: Its name.
+        tracked: The site or body that `object_x, object_y, object_z` follow. Meta-World's environments of one scene
+            report different points of an object, which would reveal the task. None: one task or one environment.
+        start: Start of the object's joint (meters or radians), half-way for opposite tasks. None: Meta-World's.
+        box: Corners of the space in which the object is placed. None: Meta-World's.
+        wide: The same for the view `seen`: larger, so that a policy that does not look rarely succeeds. None: as told.
+        markers: Visible goals, the same in every task of the scene.
     """
 
     name: str
@@ -63,16 +61,16 @@ class Scene:
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do.
+    """One task.
 
     Attributes:
-        name: as in `--env.task`.
-        instruction: what the policy is told.
-        environment: Meta-World's environment, which has the expert and says what success is.
-        scene: where it happens.
-        max_steps: after this many steps the episode has failed. The expert needs three quarters of it or less.
-        goal: where the object has to go, where that is not the environment's own affair.
-        wide_steps: the same as `max_steps`, where the scene is wide. None: as told.
+        name: As in `--env.task`.
+        instruction: The policy's instruction.
+        environment: Meta-World's environment, which defines the expert and success.
+        scene: Its scene.
+        max_steps: The episode fails after this many steps. The expert needs at most three quarters of it.
+        goal: The object's target, unless the environment defines it.
+        wide_steps: `max_steps` for the wide box. None: the same.
     """
 
     name: str
@@ -103,7 +101,7 @@ PUCK = Scene(
     markers=(Marker((-0.1, 0.85, 0.02), _RED), Marker((0.1, 0.85, 0.02), _BLUE)),
 )
 AIR = Scene("air", markers=(Marker((-0.15, 0.75, 0.15), _RED), Marker((0.15, 0.75, 0.15), _BLUE)))
-# One table, six places to carry the block to.
+# One table with six places to carry the block to.
 _PLACES = {
     "red": Marker((-0.2, 0.75, 0.15), _RED),
     "blue": Marker((0.2, 0.75, 0.15), _BLUE),
@@ -184,7 +182,7 @@ TASKS: dict[str, Task] = {task.name: task for task in _TASKS}
 
 
 def find_task(name: str, view: View = "told") -> Task:
-    """The task of that name, as it is in a view."""
+    """The task of that name, for a view."""
     if name not in TASKS:
         raise CraftError(f"There is no Meta-World task {name!r}. There are: {', '.join(TASKS)}.")
     task = TASKS[name]

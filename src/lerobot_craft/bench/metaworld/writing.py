@@ -20,14 +20,14 @@ def write_dataset(
     view: View,
     advance: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write episodes by task, as many of each; tasks alternate, episode by episode.
+    """Write episodes of several tasks, the same number of each; tasks alternate by episode.
 
     Args:
-        root: where the dataset goes; must not exist yet.
-        repo_id: what lerobot calls it.
-        found: the episodes of each task.
-        view: what they show.
-        advance: called after each episode.
+        root: Output directory; must not exist.
+        repo_id: lerobot's name of the dataset.
+        found: The episodes of each task.
+        view: What they show.
+        advance: Called after each episode.
     """
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
@@ -56,10 +56,9 @@ def write_dataset(
 
 @contextmanager
 def embedding_at_once() -> Iterator[None]:
-    """Let lerobot put the pictures of an episode into its table at once.
+    """Make lerobot put an episode's pictures into its table at once.
 
-    lerobot 0.6.1 does it row by row, with a progress bar for each episode: half of the time of writing a dataset of
-    small pictures. The values are the same.
+    lerobot 0.6.1 does it row by row with a progress bar per episode, which doubles the time. The values are the same.
     """
     from datasets.table import embed_table_storage  # type: ignore[import-untyped]
     from lerobot.datasets import dataset_writer
@@ -67,7 +66,7 @@ def embedding_at_once() -> Iterator[None]:
     stock = dataset_writer.embed_images
 
     def embed(rows: Any) -> Any:
-        # All rows in one call; a fingerprint of our own spares hashing the function for each episode.
+        # All rows in one call; our own fingerprint avoids hashing the function for each episode.
         whole = {"batched": True, "batch_size": len(rows), "new_fingerprint": "embedded"}
         return rows.with_format("arrow").map(embed_table_storage, **whole).with_format(**rows.format)
 
