@@ -112,7 +112,7 @@ class Method:
             flags |= dict.fromkeys(self.knob.flags, self.knob.value if value is None else value)
         # The bench measures all methods on the same old frames afterward: see bench/drift.py.
         flags |= ({} if self.remembers else {"craft.probe_anchors": 0}) | {"craft.log_craft_metrics_freq": 0}
-        return flags | self.changes
+        return {**flags, **self.changes}
 
     def checkpoint_of(self, value: float | None) -> str:
         """The policy to evaluate, for a value of the knob."""
