@@ -13,12 +13,14 @@ from torchjd.autojac import backward as jacobian_backward
 from torchjd.autojac import jac_to_grad
 
 from lerobot_craft.core import AnchorDrift, RetentionStep, StepReport
+from lerobot_craft.core.retention import AnchorDrifts
 
-Drift = Callable[[], Tensor | AnchorDrift]
+Drift = Callable[[], AnchorDrifts]
 
 
-def mean_of(drift: Tensor | AnchorDrift) -> Tensor:
-    return (drift.per_sample if isinstance(drift, AnchorDrift) else drift).mean()
+def mean_of(found: AnchorDrifts) -> Tensor:
+    drifts = [part.drift() for part in found] if isinstance(found, list) else [found]
+    return torch.cat([(d.per_sample if isinstance(d, AnchorDrift) else d).reshape(-1) for d in drifts]).mean()
 
 
 class Engine(RetentionStep):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lerobot_craft.anchors.retained import Retained
     from lerobot_craft.core import (
         AnchorDrift,
+        AnchorPart,
         Dual,
         Multipliers,
         RetentionStep,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnchorDrift",
+    "AnchorPart",
     "CraftConfig",
     "CraftError",
     "Dual",

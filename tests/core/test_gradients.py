@@ -98,7 +98,7 @@ def test_one_rank_averages_to_itself():
 def test_gradients_never_share_memory():
     a, b, c, unused = (torch.ones(3, requires_grad=True) for _ in range(4))
     # Autograd hands one tensor to a and b, and an expanded view of one number to c.
-    grads = g.differentiate((a + b).square().sum() + c.sum(), [a, b, c, unused])
+    grads = g.differentiate([(a + b).square().sum() + c.sum()], [a, b, c, unused])
     assert grads[3] is None
     grads[0].mul_(0)
     assert [x.tolist() for x in grads[:3]] == [[0, 0, 0], [4, 4, 4], [1, 1, 1]]

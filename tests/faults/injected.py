@@ -75,6 +75,22 @@ def kill_around_step(step: int, after: bool) -> None:
     (register_optimizer_step_post_hook if after else register_optimizer_step_pre_hook)(count)
 
 
+def signal_in_forward(number: int, call: int) -> None:
+    """A signal to this process in the policy's n-th forward pass (from 1) on samples of the new task."""
+    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+
+    calls, forward = 0, SmolVLAPolicy.forward
+
+    def counted(self, *arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), number)
+        return forward(self, *arguments, **options)
+
+    SmolVLAPolicy.forward = counted
+
+
 def kill_in_line(number: int) -> None:
     """SIGKILL in the middle of the n-th line (from 0) of the files of numbers: half of it is on the disk."""
     write, left = os.write, number

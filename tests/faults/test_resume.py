@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tests.faults.runs import assert_same_run, kill_when, logged_steps, resume_flags, wait_until
+from tests.faults.runs import assert_same_run, kill_when, logged_steps, resume_flags, saved_steps, wait_until
 
 STEPS = 11
 
@@ -25,6 +25,27 @@ def test_killed_and_resumed_is_never_killed(save_freq, killed_after, run_flags, 
     assert logged_steps(broken) < STEPS, "it was killed too late to show anything"
     assert craft_train(*resume_flags(broken)) == 0
     assert_same_run(broken, whole)
+
+
+@pytest.mark.timeout(600)
+def test_stopped_inside_an_accumulation(run_flags, warm_process, tmp_path):
+    """A kill throws the half of a step away; a signal that can wait lets the step come to its end, and saves it."""
+    settings = {"steps": 6, "save_freq": 3, "batch_size": 4, "craft__accumulate": 2}
+    fault = "tests.faults.injected:signal_in_forward"
+
+    def argv(output):
+        return ["train", *run_flags("smolvla", output, **settings)]
+
+    whole = tmp_path / "whole"
+    assert warm_process.run(argv(whole), tmp_path / "log") == 0
+    for number, exit_code, taken in ((signal.SIGKILL, -signal.SIGKILL, 4), (signal.SIGTERM, 128 + signal.SIGTERM, 5)):
+        broken, log = tmp_path / f"broken_{number}", tmp_path / f"log_{number}"
+        second_of_step_5 = 2 * 4 + 2
+        assert warm_process.run(argv(broken), log, prepare=(fault, number, second_of_step_5)) == exit_code
+        assert logged_steps(broken) == taken
+        assert saved_steps(broken)[-1] == (3 if number == signal.SIGKILL else 5)
+        assert warm_process.run(["train", *resume_flags(broken)], log) == 0, log.read_text()[-3000:]
+        assert_same_run(broken, whole)
 
 
 @pytest.mark.timeout(600)

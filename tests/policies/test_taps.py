@@ -1,4 +1,6 @@
+import copy
 import gc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -6,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from lerobot_craft.policies.taps import eager_attention, mode, outputs_of, taps
+from lerobot_craft.policies.taps import eager_attention, mode, outputs_of, remove_compiled, taps
 
 
 class Stack(nn.Module):
@@ -141,3 +143,35 @@ def test_the_attention_implementation_is_set_and_restored_even_after_an_error():
     with pytest.raises(ZeroDivisionError), eager_attention(config):
         fail()
     assert config._attn_implementation == "sdpa"
+
+
+@pytest.fixture
+def compiled():
+    """As lerobot compiles a policy: `forward` of the instance."""
+    stack = Stack()
+    stack.config = SimpleNamespace(compile_model=True)
+    stack.forward = torch.compile(stack.forward, backend="eager")
+    return stack
+
+
+def test_anchors_pass_a_compiled_policy_as_it_was_written(compiled):
+    x = torch.randn(2, 3)
+    expected, made = compiled(x), compiled.forward
+    with taps({"third": compiled.layers[2]}) as seen:
+        compiled(x)
+    assert not seen, "compiled code leaves out hooks that came later"
+    with mode(compiled, train=True), taps({"third": compiled.layers[2]}) as seen:
+        assert torch.equal(compiled(x), expected)
+    assert "third" in seen
+    assert compiled.forward is made
+
+
+def test_a_copy_of_a_compiled_policy_has_weights_of_its_own(compiled):
+    x = torch.randn(2, 3)
+    before = compiled(x)
+    teacher = copy.deepcopy(compiled)
+    remove_compiled(teacher)
+    with torch.no_grad():
+        compiled.layers[0].weight.add_(1)
+    assert torch.equal(teacher(x), before)
+    assert not torch.equal(compiled(x), before)

@@ -10,7 +10,7 @@ from lerobot_craft.training.sharding import check_sharding
 
 
 def check(processes=2, enabled=True, **changes):
-    policy = SimpleNamespace(push_to_hub=changes.pop("push_to_hub", False))
+    policy = SimpleNamespace(**{name: changes.pop(name, False) for name in ("push_to_hub", "compile_model")})
     cfg = SimpleNamespace(**{"peft": None, "env": None, "env_eval_freq": 0, "policy": policy} | changes)
     check_sharding(cfg, CraftConfig(enabled=enabled, shard=True), SimpleNamespace(num_processes=processes))
 
@@ -29,6 +29,7 @@ def test_several_processes_with_craft_on_are_fine():
         ({"peft": object()}, "does not know --peft"),
         ({"env": object(), "env_eval_freq": 5}, "--env_eval_freq=0"),
         ({"push_to_hub": True}, "--policy.push_to_hub=false"),
+        ({"compile_model": True}, "does not know --policy.compile_model"),
     ],
 )
 def test_what_it_cannot_do_is_refused(changes, words):

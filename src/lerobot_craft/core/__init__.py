@@ -6,7 +6,7 @@ All public names are exported here. The equation numbers in docstrings refer to 
 from lerobot_craft.core.drift import DriftKind, drift, token_cross_entropy
 from lerobot_craft.core.dual import Dual, DualRule, EpsilonDecay, Multipliers, epsilon_schedule, update_lambda
 from lerobot_craft.core.pooling import Pooled, Pooling, TokenSpans, identify_image_tokens, pool_hidden_states
-from lerobot_craft.core.retention import AnchorDrift, AnchorReport, RetentionStep, StepReport
+from lerobot_craft.core.retention import AnchorDrift, AnchorPart, AnchorReport, RetentionStep, StepReport
 from lerobot_craft.core.surgery import (
     Gram,
     MergeWeights,
@@ -22,6 +22,7 @@ from lerobot_craft.core.tail import fold_tail, largest_entries
 
 __all__ = [
     "AnchorDrift",
+    "AnchorPart",
     "AnchorReport",
     "DriftKind",
     "Dual",

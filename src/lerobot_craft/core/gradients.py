@@ -6,7 +6,7 @@ under DDP) or DTensors (sharded, as under FSDP2). Products are summed over ranks
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
@@ -41,19 +41,30 @@ _SHORT = 1e-20
 _BUCKET_BYTES = 2**25  # per all-reduce: few messages, and much smaller than a gradient copy
 
 
-def differentiate(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradient of `loss` for each parameter, in separate memory. `.grad` must be empty before and is empty after.
+def differentiate(
+    losses: Iterable[Tensor], parameters: Sequence[Tensor], group: dist.ProcessGroup | None = None
+) -> list[Tensor | None]:
+    """Gradient of the sum of `losses` for each parameter, in separate memory. `.grad` is empty before and after.
+
+    Each loss is differentiated before the next one is computed, so only one graph exists at a time.
 
     `loss.backward()` would run DDP's hooks, which mark parameters as used; DDP's next backward fails if the task does
     not use them. FSDP2 reduces gradients in its backward hooks, so sharded parameters need a real backward.
     """
-    if any(isinstance(p, DTensor) for p in parameters):
-        torch.autograd.backward(loss)
-        gradients = [p.grad for p in parameters]
-        for p in parameters:
-            p.grad = None
-        return gradients
-    return _owned(torch.autograd.grad(loss, parameters, allow_unused=True))
+    sharded = any(isinstance(p, DTensor) for p in parameters)
+    total: list[Tensor | None] = [None] * len(parameters)
+    for number, loss in enumerate(losses):
+        if sharded or (number > 0 and world_size(group) == 1):  # into what is there: no second copy
+            for p, g in zip(parameters, total, strict=True):
+                p.grad = g
+            torch.autograd.backward(loss, inputs=None if sharded else parameters)
+            total = [p.grad for p in parameters]
+            for p in parameters:
+                p.grad = None
+        else:
+            gradients = _owned(torch.autograd.grad(loss, parameters, allow_unused=True))
+            total = combine_(total, gradients, 1.0, 1.0) if number > 0 else gradients
+    return total
 
 
 def loud(loss: Tensor) -> Tensor:

@@ -9,12 +9,15 @@ backward corrupts the reducer. On one process and without projection, the weight
 same gradients: no memory beyond plain training, and one graph at a time. Otherwise the task gradients are set aside by
 reference and retention gradients go into new memory: one gradient copy more than plain training.
 
+A large batch may come in micro-batches. Gradients that earlier backward passes left in `.grad` count as the task's, and
+`anchor_drift` may return a list of `AnchorPart`: each part's graph is freed before the next part's forward starts.
+
 Under DDP, pass anchors through the module inside the wrapper. Under FSDP2, pass them through the wrapped root; FSDP2
 requires that they reach the same parameters on every rank.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -43,6 +46,16 @@ class AnchorDrift(NamedTuple):
     per_sample: Tensor  # [B], differentiable
     groups: Tensor | None = None  # [B], integer indices into Multipliers.groups; None: all in group 0
     dtype: torch.dtype | None = None  # dtype the student computed in; None: the parameters' coarsest dtype
+
+
+class AnchorPart(NamedTuple):
+    """One of several parts of a step's anchors. Its groups are known before its drift: a group's mean needs all."""
+
+    groups: Tensor  # [B], as in `AnchorDrift`
+    drift: Callable[[], "Tensor | AnchorDrift"]  # called when the part's turn has come; of the same groups
+
+
+AnchorDrifts = Tensor | AnchorDrift | list[AnchorPart]
 
 
 @dataclass(frozen=True)
@@ -142,7 +155,7 @@ class RetentionStep:
         self._backward = backward
         self._group = group
 
-    def __call__(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+    def __call__(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], AnchorDrifts]) -> StepReport:
         """Run one whole step. Losses are functions, so that each forward runs at the right time."""
         report = self.backward(task_loss, anchor_drift)
         self.optimizer.step()
@@ -154,7 +167,7 @@ class RetentionStep:
         """Whether the next step uses anchors: the K-th, 2K-th, ..."""
         return (self.step + 1) % self.retention_freq == 0
 
-    def backward(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+    def backward(self, task_loss: Callable[[], Tensor], anchor_drift: Callable[[], AnchorDrifts]) -> StepReport:
         """Leave the merged gradient in `.grad`. On an error, clear all gradients, so that none is half-finished."""
         try:
             loss = task_loss()
@@ -205,14 +218,13 @@ class RetentionStep:
             combine_(gradients, [None] * len(gradients), bound / norm, 0.0)
         return StepReport(self.step, task_loss, norm, min(norm, bound), anchor=None)
 
-    def _constraint(self, drift: Tensor | AnchorDrift) -> "_Constraint":
-        constraint = _Constraint.of(drift, tuple(self.multipliers.values), self._group)
-        if not constraint.loss.requires_grad:
-            raise CraftError(
-                "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
-                "from, or retain a value that the trained parameters reach"
-            )
-        return constraint
+    def _constraint(self, found: AnchorDrifts) -> "_Constraint":
+        lambdas = tuple(self.multipliers.values)
+        if isinstance(found, list):
+            return _Constraint.of(found, lambdas, self._group)
+        drift = found if isinstance(found, AnchorDrift) else AnchorDrift(found.reshape(-1))
+        part = AnchorPart(_group_indices(drift, len(lambdas)), lambda: drift)
+        return _Constraint.of([part], lambdas, self._group)
 
     def _budget(self) -> float:
         epsilon = self.epsilon(self.step)
@@ -220,13 +232,14 @@ class RetentionStep:
             raise ValueError(f"the budget must be finite and not negative; it is {epsilon} at step {self.step}")
         return epsilon
 
-    def _add(self, task_loss: Tensor, anchor_drift: Callable[[], Tensor | AnchorDrift]) -> StepReport:
+    def _add(self, task_loss: Tensor, anchor_drift: Callable[[], AnchorDrifts]) -> StepReport:
         """Add K lambda r to t by a second backward into the same gradients; then bound the sum (16)."""
         epsilon = self._budget()
         task_norm = self._norm("task")
         constraint = self._constraint(anchor_drift())
         weight = self.retention_freq * constraint.lambda_
-        torch.autograd.backward(loud(weight * constraint.loss), inputs=self.parameters)
+        for loss in constraint.losses():
+            torch.autograd.backward(loud(weight * loss), inputs=self.parameters)
         norm = self._norm("retention")
         shrink = min(1.0, self.surgery.merged_max_norm / norm) if norm > 0 else 1.0
         if shrink < 1:
@@ -258,14 +271,15 @@ class RetentionStep:
             raise NonFiniteGradientError(which)
         return norm
 
-    def _merge(self, task_loss: Tensor, task: list[Tensor | None], drift: Tensor | AnchorDrift) -> StepReport:
+    def _merge(self, task_loss: Tensor, task: list[Tensor | None], found: AnchorDrifts) -> StepReport:
         epsilon = self._budget()
         lambdas = tuple(self.multipliers.values)
-        constraint = self._constraint(drift)
+        constraint = self._constraint(found)
+        losses = (loud(loss) for loss in constraint.losses())
         retention = average_over_ranks(
-            self.parameters, differentiate(loud(constraint.loss), self.parameters), self._group
+            self.parameters, differentiate(losses, self.parameters, self._group), self._group
         )
-        dtype = (drift.dtype if isinstance(drift, AnchorDrift) else None) or self._dtype
+        dtype = constraint.dtype or self._dtype
         gram, of_parts = Gram.by_part(task, retention, self._parts, self._group, dtype)
         weights = merge_weights(gram, constraint.lambda_, self.surgery, retention_gain=self.retention_freq)
         retention_bytes = sum(local_part(g).nbytes for g in retention if g is not None)
@@ -301,38 +315,56 @@ class _Constraint:
 
     With G groups the Lagrangian contains mean_g(lambda_g L_g). It is split into a scalar, lambda = mean_g(lambda_g),
     and a loss, sum_g (lambda_g / sum lambda) L_g, so that surgery sees one gradient and one multiplier. Counts are
-    totals over all ranks, so the mean of the ranks' gradients equals the gradient of one rank with all anchors.
+    totals over all parts and ranks, so the sum over parts, averaged over ranks, equals the gradient of one rank with
+    all anchors in one batch.
     """
 
-    def __init__(self, loss: Tensor, lambda_: float, drift: AnchorDrift, groups: Tensor, counts: Tensor) -> None:
-        self.loss = loss
+    def __init__(self, parts: list[AnchorPart], lambda_: float, weights: Tensor, counts: Tensor) -> None:
         self.lambda_ = lambda_
-        self._per_sample = drift.per_sample.detach()
-        self._groups = groups
-        self._counts = counts
+        self.dtype: torch.dtype | None = None  # what the last part was computed in
+        self._parts = parts
+        self._weights = weights  # [G], of each anchor of a group
+        self._counts = counts  # [G]
+        self._sums = torch.zeros(len(counts), dtype=torch.float64)  # [G], of the drifts of this rank
 
     @classmethod
-    def of(
-        cls, drift: Tensor | AnchorDrift, lambdas: Sequence[float], group: dist.ProcessGroup | None
-    ) -> "_Constraint":
-        if not isinstance(drift, AnchorDrift):
-            drift = AnchorDrift(drift.reshape(-1))
-        groups = _group_indices(drift, len(lambdas))
-        counts = sum_over_ranks(torch.bincount(groups, minlength=len(lambdas)), group)
+    def of(cls, parts: list[AnchorPart], lambdas: Sequence[float], group: dist.ProcessGroup | None) -> "_Constraint":
+        mine = torch.zeros(len(lambdas), dtype=torch.long)
+        for part in parts:
+            mine += torch.bincount(part.groups.cpu().long(), minlength=len(lambdas))
+        counts = sum_over_ranks(mine, group)
         present = counts > 0
         if not present.any():
             raise CraftError("the anchor batch is empty on every rank: check anchor_batch_size and the cache")
         multipliers = torch.tensor(lambdas, dtype=torch.float64) * present
         total = multipliers.sum()
         shares = multipliers / total if total > 0 else present / present.sum()
-        weights = world_size(group) * (shares / counts.clamp_min(1))[groups]  # [B]
-        loss = (drift.per_sample * weights.to(drift.per_sample)).sum()
-        return cls(loss, (total / present.sum()).item(), drift, groups, counts)
+        weights = world_size(group) * (shares / counts.clamp_min(1))
+        return cls(parts, (total / present.sum()).item(), weights, counts)
+
+    def losses(self) -> Iterator[Tensor]:
+        """The loss of each part, which is to be differentiated before the next one is asked for."""
+        for part in self._parts:
+            yield self._loss(part)
+
+    def _loss(self, part: AnchorPart) -> Tensor:
+        found = part.drift()
+        drift = found if isinstance(found, AnchorDrift) else AnchorDrift(found.reshape(-1))
+        groups = _group_indices(drift, len(self._counts))
+        if not torch.equal(groups, part.groups.cpu().long()):
+            raise ValueError(f"a part of the anchors has the groups {groups.tolist()}, not {part.groups.tolist()}")
+        self.dtype = drift.dtype
+        self._sums.index_add_(0, groups, drift.per_sample.detach().cpu().double())
+        loss = (drift.per_sample * self._weights[groups].to(drift.per_sample)).sum()
+        if not loss.requires_grad:
+            raise CraftError(
+                "the retention loss depends on no trainable parameter: unfreeze what the anchors' values are computed "
+                "from, or retain a value that the trained parameters reach"
+            )
+        return loss
 
     def group_losses(self, units: Sequence[float], group: dist.ProcessGroup | None) -> tuple[float | None, ...]:
-        sums = torch.zeros(len(self._counts), dtype=torch.float64)
-        sums.index_add_(0, self._groups, self._per_sample.cpu().double())
-        sums = sum_over_ranks(sums, group)
+        sums = sum_over_ranks(self._sums, group)
         return tuple(
             s / n / unit if n else None for s, n, unit in zip(sums.tolist(), self._counts.tolist(), units, strict=True)
         )

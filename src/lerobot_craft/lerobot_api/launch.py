@@ -34,18 +34,18 @@ def check_launch(cfg: Any, accelerator: Any, *, enabled: bool) -> None:
     if (steps := accelerator.gradient_accumulation_steps) != 1:
         raise CraftError(
             f"accelerate is set to accumulate gradients over {steps} steps, which lerobot 0.6.1 does not do (it would "
-            f"only divide the loss by {steps}): leave out --gradient_accumulation_steps, and use a larger --batch_size "
-            "or more processes"
+            f"only divide the loss by {steps}): give --gradient_accumulation_steps=1 to accelerate launch, and "
+            f"--craft.accumulate={steps} to craft train"
         )
     if not enabled:
         return
     if str(accelerator.state.dynamo_plugin.backend.value) != "NO":
-        raise CraftError(_NOT_COMPILED.format(flag="--dynamo_backend=no to accelerate launch"))
-    if getattr(cfg.policy, "compile_model", False):
-        raise CraftError(_NOT_COMPILED.format(flag="--policy.compile_model=false"))
-
-
-_NOT_COMPILED = (
-    "anchors are read by hooks inside the policy, which torch.compile leaves out of what it has compiled, so CRaFT "
-    "does not train compiled policies: give {flag}"
-)
+        raise CraftError(
+            "accelerate is set to compile the whole policy, which leaves out the hooks that anchors are read by: give "
+            "--dynamo_backend=no to accelerate launch, and --policy.compile_model=true where the policy has it"
+        )
+    if getattr(cfg.policy, "compile_model", False) and cfg.policy.type == "diffusion":
+        raise CraftError(
+            "--policy.compile_model=true renames the weights of a diffusion policy (unet._orig_mod...), so its "
+            "checkpoint would not be one of the policy that was given: give --policy.compile_model=false"
+        )

@@ -17,8 +17,8 @@ logger = logging.getLogger(__name__)
 _FOUND_BY_LEROBOT = ("lerobot.", "lerobot_policy_", "lerobot_env_")
 
 
-def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
-    """The meters for the steps between two log lines."""
+def make_tracker(frames: int, dataset: Any, accelerator: Any, step: int) -> Any:
+    """The meters for the steps between two log lines; `frames` is the number per process and step."""
     from lerobot.utils.logging_utils import AverageMeter, MetricsTracker
 
     meters = {
@@ -32,7 +32,7 @@ def make_tracker(cfg: Any, dataset: Any, accelerator: Any, step: int) -> Any:
     if torch.cuda.is_available():
         meters["gpu_mem_gb"] = AverageMeter("mem_gb", ":.2f", reduction="max")
     return MetricsTracker(
-        cfg.batch_size, dataset.num_frames, dataset.num_episodes, meters, initial_step=step, accelerator=accelerator
+        frames, dataset.num_frames, dataset.num_episodes, meters, initial_step=step, accelerator=accelerator
     )
 
 
@@ -116,11 +116,13 @@ def write_checkpoint(
     scheduler: Any,
     processors: Any,
     world: int,
+    frames: int,
     gathered: tuple[dict[str, Any], dict[str, Any]] | None = None,
 ) -> None:
     """Write all files of lerobot's checkpoint into an empty directory.
 
-    For a sharded policy, `gathered` holds the full states of policy and optimizer.
+    `frames` is the number that each of the `world` processes takes in a step; lerobot needs it to resume the data. For a
+    sharded policy, `gathered` holds the full states of policy and optimizer.
     """
     from lerobot.common.train_utils import save_checkpoint
 
@@ -134,7 +136,7 @@ def write_checkpoint(
         preprocessor=processors[0],
         postprocessor=processors[1],
         num_processes=world,
-        batch_size=cfg.batch_size,
+        batch_size=frames,
         model_state_dict=None if gathered is None else gathered[0],
         optim_state_dict=None if gathered is None else gathered[1],
     )

@@ -146,6 +146,7 @@ class Data:
     epoch: int = 0
     mid_epoch: bool = False
     draws_once: bool = False  # at the first epoch only, as with persistent workers
+    on_host: bool = False  # batches stay there until `to_device` takes a part of one
 
     def batches(self, restore_rng: Callable[[], None] | None = None) -> Iterator[Any]:
         """An endless stream; in a resumed run `restore_rng` sets the random state of the checkpoint.
@@ -170,7 +171,14 @@ class Data:
 
 
 def make_data(
-    cfg: Any, dataset: Any, held_out: Any | None, accelerator: Any, step: int, *, preload: bool = False
+    cfg: Any,
+    dataset: Any,
+    held_out: Any | None,
+    accelerator: Any,
+    step: int,
+    *,
+    preload: bool = False,
+    micro_batches: int = 1,
 ) -> Data:
     """Data loaders as in lerobot-train, positioned after `step` steps.
 
@@ -181,16 +189,22 @@ def make_data(
         accelerator: The `Accelerator`.
         step: Steps already taken.
         preload: Read everything into memory first: the same batches, faster.
+        micro_batches: How many make up a step. They come as one batch, on the host: the same samples, and the same
+            place in the data after a resume, as if it were not divided.
     """
-    sampler, epoch, start = (None, 0, 0) if cfg.dataset.streaming else _sampler(cfg, dataset, accelerator, step)
+    sampler, epoch, start = None, 0, 0
+    frames = cfg.batch_size * micro_batches
+    if not cfg.dataset.streaming:
+        sampler, epoch, start = _sampler(cfg, dataset, accelerator, step, frames)
     samples, kept_back = dataset, None if held_out is None else _capped(held_out, cfg.max_eval_samples)
     if preload:
         samples, kept_back = preloaded(samples, kept_back)
-    loader = _loader(cfg, samples, accelerator, cfg.batch_size, sampler=sampler, shuffle=False)
+    loader = _loader(cfg, samples, accelerator, frames, sampler=sampler, shuffle=False)
     if kept_back is not None:
         kept_back = _loader(cfg, kept_back, accelerator, cfg.batch_size)
     draws_once = cfg.num_workers > 0 and cfg.persistent_workers
-    return Data(dataset, loader, kept_back, epoch, mid_epoch=start > 0, draws_once=draws_once)
+    on_host = micro_batches > 1
+    return Data(dataset, loader, kept_back, epoch, mid_epoch=start > 0, draws_once=draws_once, on_host=on_host)
 
 
 def prepare(
@@ -198,14 +212,22 @@ def prepare(
 ) -> tuple[Any, Any, Any]:
     """Pass everything to accelerate except an already sharded policy; the data's loaders are replaced in place."""
     accelerator.wait_for_everyone()
-    prepared = accelerator.prepare(policy, optimizer, data.loader, scheduler, data.held_out)
+    given = (policy, optimizer, data.loader, scheduler, data.held_out)
+    prepared = accelerator.prepare(*given, device_placement=[None, None, False, None, None] if data.on_host else None)
     policy, optimizer, data.loader, scheduler, data.held_out = prepared
     # accelerate's loader passes its own epoch count to the sampler; it starts at 0 even in a resumed run.
     data.loader.iteration = data.epoch
     return policy, optimizer, scheduler
 
 
-def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, int, int]:
+def to_device(raw: Any, accelerator: Any) -> Any:
+    """A part of a batch that the loader left on the host, as accelerate moves whole ones."""
+    from accelerate.utils import send_to_device
+
+    return send_to_device(raw, accelerator.device, non_blocking=True)
+
+
+def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int, frames: int) -> tuple[Any, int, int]:
     from lerobot.common.train_utils import load_training_batch_size, load_training_num_processes
     from lerobot.datasets import EpisodeAwareSampler, compute_sampler_state
 
@@ -224,12 +246,12 @@ def _sampler(cfg: Any, dataset: Any, accelerator: Any, step: int) -> tuple[Any, 
     if step == 0:
         return sampler, 0, 0
     processes = load_training_num_processes(cfg.checkpoint_path) or accelerator.num_processes
-    batch_size = load_training_batch_size(cfg.checkpoint_path) or cfg.batch_size
-    if (processes, batch_size) != (accelerator.num_processes, cfg.batch_size):
+    batch_size = load_training_batch_size(cfg.checkpoint_path) or frames
+    if (processes, batch_size) != (accelerator.num_processes, frames):
         logger.warning(
             "the checkpoint was written by %d processes with batches of %d, this run has %d and %d: the data go on at "
             "the right place, but not sample by sample as they would have",
-            *(processes, batch_size, accelerator.num_processes, cfg.batch_size),
+            *(processes, batch_size, accelerator.num_processes, frames),
         )
     state = compute_sampler_state(step, len(sampler), batch_size, processes)
     sampler.load_state_dict(state)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+_COMPILED = "_torchdynamo_orig_callable"  # on what torch.compile makes of a function
+
 
 class _ReachedLastTapError(Exception):
     """Ends a forward pass early. Autograd's graph up to here stays, so gradients equal those of a full pass."""
@@ -65,15 +67,51 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def mode(policy: nn.Module, *, train: bool) -> Generator[None]:
-    """Train or eval mode in this context. The policy's own `train` decides about frozen parts."""
+    """Train or eval mode in this context, without torch.compile. The policy's own `train` decides about frozen parts.
+
+    Compiled code skips hooks and rounds differently, so student and teacher would not agree.
+    """
     was_training = policy.training
     if was_training != train:
         policy.train(train)
     try:
-        yield
+        with uncompiled(policy):
+            yield
     finally:
         if was_training != train:
             policy.train(was_training)
+
+
+@contextmanager
+def uncompiled(policy: nn.Module) -> Generator[None]:
+    """A policy with `compile_model` as it was written, within the context.
+
+    lerobot puts `torch.compile(self.forward)` into the instance, in front of the method of the class.
+    """
+    taken = remove_compiled(policy)
+    try:
+        yield
+    finally:
+        for module, name, compiled in taken:
+            setattr(module, name, compiled)
+
+
+def remove_compiled(policy: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """Take compiled methods out of a policy: of which module, by what name, and what they were.
+
+    A copy of a compiled policy needs this: its compiled methods are those of the original, with the original's weights.
+    """
+    if not getattr(getattr(policy, "config", None), "compile_model", False):
+        return []
+    taken = [
+        (module, name, value)
+        for module in policy.modules()
+        for name, value in vars(module).items()
+        if hasattr(value, _COMPILED)
+    ]
+    for module, name, _ in taken:
+        delattr(module, name)
+    return taken
 
 
 @contextmanager

@@ -42,6 +42,7 @@ _DUAL_FLAGS = {
 }
 _OF_DUAL = re.compile("|".join(_DUAL_FLAGS))
 _AT_LEAST_ONE = (
+    "accumulate",
     "retention_freq",
     "num_anchors",
     "top_k",
@@ -89,8 +90,11 @@ class CraftConfig:
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Anchors per anchor step (and rank); 0: as many as new samples, --batch_size.
+    # Anchors per anchor step (and rank, and micro-batch); 0: as many as new samples, --batch_size.
     anchor_batch_size: int = 0
+    # Micro-batches per optimizer step (and rank), each of --batch_size new frames and anchor_batch_size anchors: the
+    # step of one batch as large as all of them, in the memory of one of them.
+    accumulate: int = 1
     # K: every K-th step visits anchors.
     retention_freq: int = 1
     # What is retained: action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours; or

@@ -17,6 +17,8 @@ from lerobot_craft.core.ranks import gather_over_ranks
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.random_streams import restore_stream, start_stream
+from lerobot_craft.lerobot_api.training import to_device
+from lerobot_craft.training.accumulation import AccumulatingPolicy, micro_batches
 from lerobot_craft.training.interruption import Interruption
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
@@ -49,6 +51,11 @@ class MethodAccelerator:
         self.task_loss = loss.detach()
         self._method.backward(loss)
 
+    def unwrap_model(self, policy: Any, **options: Any) -> Any:
+        """The policy itself, also where something stands in for it."""
+        policy = policy.policy if isinstance(policy, AccumulatingPolicy) else policy
+        return self._accelerator.unwrap_model(policy, **options)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._accelerator, name)
 
@@ -60,7 +67,7 @@ def run_steps(session: Session, recorder: Recorder) -> int:
         The signal that ended them early, once all was saved; 0 where none did.
     """
     cfg, accelerator = session.cfg, session.accelerator
-    tracker = train_steps.make_tracker(cfg, session.data.dataset, accelerator, session.step)
+    tracker = train_steps.make_tracker(session.step_frames, session.data.dataset, accelerator, session.step)
     if session.craft.enabled and not cfg.resume:
         start_stream(cfg.seed, accelerator.process_index)
     batches = session.data.batches(_restore_rng(session))
@@ -137,14 +144,22 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
     began = time.perf_counter()
     enabled, method = session.craft.enabled, session.method
     raw = next(batches)
-    batch = session.to_batch(method.extend(raw, session.step) if enabled else raw)
+    extended = method.extend(raw, session.step) if enabled else raw
+    policy: Any = session.policy
+    if session.craft.accumulate > 1:
+        batch: Any = micro_batches(extended, session.craft.accumulate)
+        policy = AccumulatingPolicy(
+            policy, session.accelerator, lambda part: session.to_batch(to_device(part, session.accelerator))
+        )
+    else:
+        batch = session.to_batch(extended)
     tracker.dataloading_s = time.perf_counter() - began
     grad_clip_norm = session.cfg.optimizer.grad_clip_norm
     accelerator = MethodAccelerator(session.accelerator, method)
     try:
         train_steps.update(
             tracker,
-            session.policy,
+            policy,
             batch,
             session.optimizer,
             # Nothing is clipped at 0; lerobot then does not ask the accelerator, and nobody would see a NaN.
@@ -154,7 +169,9 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
             sample_weighter=session.weighter,
         )
     except NonFiniteGradientError as error:
-        raise CraftError(_not_finite(session, raw, accelerator.task_loss, error)) from error
+        part = policy.first_not_finite() if isinstance(policy, AccumulatingPolicy) else None
+        blamed = raw if part is None or _BATCH_NAMES[0] not in batch[part] else batch[part]
+        raise CraftError(_not_finite(session, blamed, accelerator.task_loss, error)) from error
     if enabled:
         method.advance()
 

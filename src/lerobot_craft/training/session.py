@@ -25,6 +25,7 @@ from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats
 from lerobot_craft.teacher.weights import check_weights, require_weights
+from lerobot_craft.training.accumulation import check_accumulation
 from lerobot_craft.training.anchoring.asking import adapter_off
 from lerobot_craft.training.anchoring.probe import ActionProbe
 from lerobot_craft.training.anchoring.probed import make_probe
@@ -97,6 +98,11 @@ class Session:
         module: nn.Module = self.accelerator.unwrap_model(self.policy)
         return module
 
+    @property
+    def step_frames(self) -> int:
+        """New frames that this process takes in a step."""
+        return int(self.cfg.batch_size * self.craft.accumulate)
+
     def to_batch(self, raw: Any) -> dict[str, Any]:
         """What the policy sees of a batch of the data loader."""
         return policy_batch(raw, self.data.dataset.meta.camera_keys, self.processors[0])
@@ -118,6 +124,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     """Make all parts, in the order in which lerobot-train does; with CRaFT on, check each as soon as it is there."""
     if craft.shard:
         check_sharding(cfg, craft, accelerator)
+    check_accumulation(cfg, craft)
     if craft.enabled and cfg.resume:  # before anything slow happens
         check_files(cfg.checkpoint_path)
     elif craft.enabled:
@@ -146,7 +153,9 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     if cfg.resume:
         # Of a sharded run the optimizer's state is read once there are parts to put it into.
         step = read_training_state(cfg.checkpoint_path, None if craft.shard else optimizer, scheduler)
-    data = parts.make_data(cfg, dataset, held_out, accelerator, step, preload=craft.preload)
+    data = parts.make_data(
+        cfg, dataset, held_out, accelerator, step, preload=craft.preload, micro_batches=craft.accumulate
+    )
     began = time.perf_counter()
     probe = before = remembered = carried = None
     if origin is not None:
@@ -201,7 +210,7 @@ def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
     adapter = adapter_for(cfg.policy)
     size = craft.anchor_batch_size or cfg.batch_size
-    visits = cfg.steps // craft.retention_freq * size * ranks
+    visits = cfg.steps // craft.retention_freq * size * craft.accumulate * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
     projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection
     return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)

@@ -32,6 +32,9 @@ def check_sharding(cfg: Any, craft: CraftConfig, accelerator: Any) -> None:
         ),
         "cannot roll out within training, where one process acts alone: give --env_eval_freq=0, and run lerobot-eval "
         "on the checkpoints": cfg.env is not None and cfg.env_eval_freq > 0,
+        "does not know --policy.compile_model: compiled code would not gather the parts. Leave out one of the two": (
+            bool(getattr(cfg.policy, "compile_model", False))
+        ),
         "does not upload at the end: give --policy.push_to_hub=false, and --save_checkpoint_to_hub=true or upload the "
         "last checkpoint yourself": cfg.policy.push_to_hub,
     }

@@ -77,6 +77,18 @@ def test_a_larger_batch_needs_more_activations(estimate):
     assert 3 < large["activations, task pass"] / small["activations, task pass"] < 4.5
 
 
+def test_micro_batches_need_the_activations_of_one_and_one_gradient(estimate):
+    flags = {**CRAFT, "batch_size": 2, "craft__use_grad_projection": "true"}
+    one, four = estimate("smolvla", **flags), estimate("smolvla", **flags, craft__accumulate=4)
+    for name in ("weights", "gradients", "retention gradient", "optimizer state", "batches"):
+        assert parts(four)[name] == parts(one)[name]
+    for phase, earlier in (("task pass", ["gradients"]), ("anchor pass", ["retention gradient"])):
+        assert parts(four)[f"activations, {phase}"] == pytest.approx(parts(one)[f"activations, {phase}"], rel=0.1)
+        held = four["phases"][phase] - one["phases"][phase]
+        assert held == pytest.approx(sum(parts(one)[name] for name in earlier), rel=0.1)
+    assert any("4 micro-batches" in note for note in four["notes"])
+
+
 def test_what_no_loss_reaches_has_neither_gradient_nor_state(estimate):
     """The last layer of pi0's language model feeds nothing but its keys and values to the expert."""
     found = parts(estimate("pi0"))

@@ -256,7 +256,8 @@ def test_each_of_two_modes_has_its_own_multipliers_and_units(context_of):
         f"{mode}: {task}" for mode in ("hidden", "action") for task in OLD_TASKS
     )
     assert method._step.units == hidden.anchors.units("mse") + action.anchors.units("kl")
-    drift = method._drift()
+    (part,) = method._drift()
+    drift = part.drift()
     of_hidden, of_action = drift.groups.chunk(2)
     assert of_hidden.unique().tolist() == [0, 1, 2]
     assert torch.equal(of_hidden + len(OLD_TASKS), of_action)  # the same anchors under both

@@ -55,7 +55,8 @@ def test_every_step_adds_the_distillation_with_the_same_weight(context_of):
     for _ in range(3):  # at every step, whatever --craft.retention_freq says
         loss = 1e-3 * sum((parameter - 1).square().sum() for parameter in context.trained)
         task = torch.autograd.grad(loss, context.trained, retain_graph=True)
-        distillation = torch.autograd.grad(method._drift().per_sample.mean(), context.trained, allow_unused=True)
+        (part,) = method._drift()
+        distillation = torch.autograd.grad(part.drift().per_sample.mean(), context.trained, allow_unused=True)
         method.backward(loss)
         values = method.metrics()
         assert values["lambda"] == WEIGHT

@@ -96,7 +96,7 @@ def run(accelerator, tmp_path, caplog):
         session.step = resume_step
         recorder = Recorder(session, probe)
         recorders.append(recorder)
-        tracker = train_steps.make_tracker(cfg, dataset, accelerator, 0)
+        tracker = train_steps.make_tracker(cfg.batch_size, dataset, accelerator, 0)
         bar = tqdm(total=steps, disable=True)
         for step in range(resume_step + 1, steps + 1):
             tracker.loss, tracker.grad_norm, tracker.lr = float(step), 1.0, 1e-4

@@ -30,6 +30,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.policies import load_policy
 from lerobot_craft.policies import unwrapped
+from lerobot_craft.policies.taps import remove_compiled
 from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.weights import check_weights, require_weights
 from lerobot_craft.training.anchoring.asking import adapter_off, ask, policy_inputs, visit_generators
@@ -161,6 +162,7 @@ class _Measured:
 def frozen_teacher(context: Context) -> nn.Module:
     """A copy of the policy before fine-tuning: of the student at its first step, or from the checkpoint again."""
     policy = _load_again(context) if context.resumed else copy.deepcopy(unwrapped(context.policy))
+    remove_compiled(policy)
     return policy.requires_grad_(False).eval()
 
 

@@ -1,5 +1,6 @@
 """What a method adds to a plain step: anchors, more samples, or tensors that it keeps all along."""
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ class MethodParts:
     """What a method adds.
 
     Attributes:
-        rows: Samples in a batch of the task.
+        rows: Samples in a batch of the task, or in a micro-batch.
         anchoring: The anchor pass, if there is one.
         manifest: Of the anchors' cache, if it is there already.
         kept: Bytes on the device by what they are, held from the first step to the last.
@@ -48,7 +49,8 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
             _FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
         )
     if craft.method == "er":
-        rows += round(craft.replay_ratio * cfg.batch_size)
+        new = cfg.batch_size * craft.accumulate
+        rows = math.ceil((new + round(craft.replay_ratio * new)) / craft.accumulate)
     if craft.method in ("l2sp", "ewc"):
         kept["the weights before fine-tuning"] = sum(parameter.nbytes for parameter in trained)
     if craft.method == "ewc":

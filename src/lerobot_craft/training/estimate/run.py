@@ -18,6 +18,7 @@ from lerobot_craft.lerobot_api.policies import autocast_dtype
 from lerobot_craft.lerobot_api.training import make_optimizer
 from lerobot_craft.lerobot_api.weightless import check_shapes, weightless_policy, wrap_peft_weightless
 from lerobot_craft.policies import unwrapped
+from lerobot_craft.training.accumulation import check_accumulation
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.estimate import unknown_values
 from lerobot_craft.training.estimate.host import host_parts
@@ -46,6 +47,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         options = dataclasses.replace(options, strategy="fsdp")
     if options.strategy == "fsdp" and craft.enabled and craft.method in _WHOLE_PARAMETERS:
         raise CraftError(f"--craft.method={craft.method} needs whole parameters on every device: leave out fsdp")
+    check_accumulation(cfg, craft)
     cfg.policy.device = device
     notes: list[str] = []
     meta = _metadata(cfg, notes)
@@ -66,7 +68,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         warnings.simplefilter("ignore")  # lerobot's and torch's, on what a real run will say again
         give_tensors(policy)
         step = Step(ledger, policy, _optimizer(cfg, craft, device), shapes, lambda: _autocast(cfg.policy))
-        sizes = step.take(parts.rows, parts.anchoring, share(options))
+        sizes = step.take(parts.rows, parts.anchoring, share(options), craft.accumulate)
     notes += [f"{phase}: not known, because {reason}" for phase, reason in sizes.unknown.items()]
     notes += _arithmetic(sizes.operations, craft.retention_freq)
     notes += _remarks(cfg, craft, options, parts, device)
@@ -121,6 +123,11 @@ def _remarks(cfg: Any, craft: CraftConfig, options: EstimateConfig, parts: Metho
         remarks.append("torch.compile changes what is kept for the backward pass: these are the numbers without it")
     if parts.anchoring is not None and craft.retention_freq > 1 and craft.method == "craft":
         remarks.append(f"anchors come at every {craft.retention_freq}th step: in between there is no anchor pass")
+    if craft.accumulate > 1:
+        remarks.append(
+            f"a step has {craft.accumulate} micro-batches: activations, batches and arithmetic are those of one, and "
+            "one gradient takes up all of them"
+        )
     if getattr(cfg.policy, "pad_language_to", None) == "longest":
         length = cfg.policy.tokenizer_max_length
         remarks.append(f"prompts are reckoned with {length} tokens, the most there can be; shorter ones need less")
@@ -143,7 +150,8 @@ def _title(
         retained = "+".join(each.mode for each in (parts.anchoring.retained, *parts.anchoring.beside))
         method += f" ({retained}, {parts.anchoring.rows} anchors)"
     devices = "" if options.world_size == 1 else f" x {options.world_size} ({options.strategy})"
+    batch = f"batch of {parts.rows}" if craft.accumulate == 1 else f"{craft.accumulate} batches of {parts.rows} a step"
     return (
         f"{cfg.policy.type}: {everything / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained; {method}; "
-        f"batch of {parts.rows} on {device}{devices}"
+        f"{batch} on {device}{devices}"
     )

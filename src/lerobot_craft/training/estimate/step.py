@@ -2,7 +2,8 @@
 
 Task pass: forward and backward; the graph goes as the gradients come. Anchor pass: the task gradients are set aside and
 stay, the anchors' forward and their gradient follow. Then the two are merged in place and the optimizer steps. Weights,
-optimizer state and the task's batch live all along.
+optimizer state and the task's batch live all along. Of several micro-batches, each pass is that of a later one: its
+gradients join those that are there.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.core.gradients import Gradients
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.input_shapes import Shape
 from lerobot_craft.policies import PolicyAdapter, mode, unwrapped
@@ -95,14 +97,16 @@ class Step:
         self._unknown: dict[str, str] = {}
         self._operations: dict[str, int] = {}
 
-    def take(self, rows: int, anchoring: Anchoring | None, share: float = 1.0) -> Sizes:
+    def take(self, rows: int, anchoring: Anchoring | None, share: float = 1.0, micro_batches: int = 1) -> Sizes:
         """Take it.
 
         Args:
-            rows: Samples in the batch.
-            anchoring: The anchor pass; None: there is none.
+            rows: Samples in a micro-batch.
+            anchoring: The anchor pass of a micro-batch; None: there is none.
             share: The part of weights, gradients and optimizer state that this device holds, in the peaks.
+            micro_batches: How many make up the step.
         """
+        self._accumulates = micro_batches > 1
         ledger, parts = self._ledger, self._parts
         parts[WEIGHTS] = ledger.label([*self._policy.parameters(), *self._policy.buffers()], WEIGHTS)
         self._policy.train()
@@ -129,11 +133,18 @@ class Step:
         return Peak(self._ledger.peak(phase, divided).parts | {OPTIMIZER: state})
 
     def _task_pass(self, batch: dict[str, Any]) -> Tensor:
+        if self._accumulates:
+            torch.autograd.backward(self._loss(batch))
+            self._ledger.label([parameter.grad for parameter in self._trained], GRADIENTS)
         with self._pass(TASK_PASS):
-            with self._autocast():
-                loss, _ = self._policy.forward(batch)
+            loss = self._loss(batch)
             torch.autograd.backward(loss)
-        return loss  # type: ignore[no-any-return]
+        return loss
+
+    def _loss(self, batch: dict[str, Any]) -> Tensor:
+        with self._autocast():
+            loss: Tensor = self._policy.forward(batch)[0]
+        return loss
 
     @contextlib.contextmanager
     def _pass(self, phase: str) -> Iterator[None]:
@@ -152,20 +163,41 @@ class Step:
             }
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
         self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
-        with self._pass(ANCHOR_PASS):
+
+        def loss() -> Tensor:
             with mode(student, train=adapter.train_mode), self._autocast():
                 drifts = [
                     student_drift(adapter, student, batch, columns, each, anchoring.loss_type)
                     for each, columns in asked.items()
                 ]
-                drift = drifts[0] if len(drifts) == 1 else torch.cat(drifts)
+                drift = torch.cat(drifts).sum()
             if not drift.requires_grad:
                 raise CraftError(f"retention reaches nothing that is trained: {adapter.how_to_reach(student)}")
-            gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)
+            return drift
+
+        gradients: Gradients = []
+        if self._accumulates:
+            gradients = torch.autograd.grad(loss(), self._trained, allow_unused=True)
+            self._ledger.label(gradients, RETENTION)
+        with self._pass(ANCHOR_PASS):
+            gradients = self._joined(gradients, loss())
         self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             if parameter.grad is None:  # merging writes into the task's gradient where there is one
                 parameter.grad = gradient
+
+    def _joined(self, before: Gradients, loss: Tensor) -> Gradients:
+        """The gradient of a loss, in what another micro-batch has left, if there is one; the task's are set aside."""
+        if not before:
+            return torch.autograd.grad(loss, self._trained, allow_unused=True)
+        task = [parameter.grad for parameter in self._trained]
+        for parameter, gradient in zip(self._trained, before, strict=True):
+            parameter.grad = gradient
+        torch.autograd.backward(loss, inputs=self._trained)
+        joined = [parameter.grad for parameter in self._trained]
+        for parameter, gradient in zip(self._trained, task, strict=True):
+            parameter.grad = gradient
+        return joined
 
     @staticmethod
     def _policy_outputs(student: Any) -> set[str]:

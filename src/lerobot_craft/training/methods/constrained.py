@@ -14,7 +14,7 @@ from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.modes.registry import mode_named
 from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.core import AnchorDrift, AnchorReport, Multipliers, RetentionStep, StepReport
+from lerobot_craft.core import AnchorDrift, AnchorPart, AnchorReport, Multipliers, RetentionStep, StepReport
 from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.core.sharding import run_in
@@ -134,19 +134,29 @@ class Constrained(Method):
         if self._report.anchor is not None:
             self._gradient_bytes = self._report.anchor.retention_bytes
 
-    def _drift(self) -> AnchorDrift:
+    def _drift(self) -> list[AnchorPart]:
+        """The anchors of this step, on the host; the student's values of each micro-batch follow one by one."""
         self._stopwatch.start()
         anchor_step = self._step.step // self.context.config.retention_freq
-        found = [self._drift_of(part, self._batch_of(part.anchors, anchor_step)) for part in self._parts]
-        if len(found) == 1:
-            return found[0]
-        groups = []
-        for index, (drift, instruction, _) in enumerate(found):
-            of_task = torch.zeros(len(drift), dtype=torch.long) if instruction is None else instruction
-            groups.append(of_task + index * len(self._tasks))
-        return AnchorDrift(torch.cat([drift for drift, *_ in found]), torch.cat(groups), found[0].dtype)
+        return [self._micro_batch(anchor_step, number) for number in range(self.context.config.accumulate)]
 
-    def _drift_of(self, part: "_Part", anchors: AnchorBatch) -> AnchorDrift:
+    def _micro_batch(self, anchor_step: int, number: int) -> AnchorPart:
+        batches = [self._batch_of(part.anchors, anchor_step, number) for part in self._parts]
+        groups = torch.cat([self._groups_of(batch, index) for index, batch in enumerate(batches)])
+
+        def drift() -> AnchorDrift:
+            found = [self._drift_of(part, batch) for part, batch in zip(self._parts, batches, strict=True)]
+            return AnchorDrift(torch.cat([drift for drift, _ in found]), groups, found[0][1])
+
+        return AnchorPart(groups, drift)
+
+    def _groups_of(self, anchors: AnchorBatch, part: int) -> Tensor:
+        per_task = self.context.config.lambda_per_task
+        of_task = anchors.instruction if per_task else torch.zeros(len(anchors), dtype=torch.long)
+        return of_task + part * len(self._tasks)
+
+    def _drift_of(self, part: "_Part", anchors: AnchorBatch) -> tuple[Tensor, torch.dtype]:
+        """Of each anchor [B], and what it was computed in."""
         context = self.context
         batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
         policy = unwrapped(context.policy)
@@ -164,17 +174,13 @@ class Constrained(Method):
         with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
             per_sample = run_in(policy, drift)
             dtype = _computed_in(policy, per_sample.device.type)
-        return AnchorDrift(per_sample, anchors.instruction if context.config.lambda_per_task else None, dtype)
+        return per_sample, dtype
 
-    def batch(self, anchor_step: int) -> AnchorBatch:
-        """The anchors of the n-th anchor step, counted from 0: this rank's part."""
-        return self._batch_of(self.anchors, anchor_step)
-
-    def _batch_of(self, anchors: Anchors, anchor_step: int) -> AnchorBatch:
-        accelerator = self.context.accelerator
-        return anchors.batch(
-            anchor_step, self.context.config.anchor_batch_size, accelerator.process_index, accelerator.num_processes
-        )
+    def _batch_of(self, anchors: Anchors, anchor_step: int, number: int) -> AnchorBatch:
+        """A micro-batch of the n-th anchor step, counted from 0: micro-batches share a step as ranks do."""
+        config, accelerator = self.context.config, self.context.accelerator
+        rank, world = accelerator.process_index, accelerator.num_processes
+        return anchors.batch(anchor_step, config.anchor_batch_size, number * world + rank, config.accumulate * world)
 
     def clip(self, parameters: Any, max_norm: float) -> Tensor:
         """Norm of the merged gradient; merging has bounded it already."""
@@ -254,7 +260,7 @@ class Constrained(Method):
         config = self.context.config
         when = "each step" if config.retention_freq == 1 else f"every {config.retention_freq}th step"
         asked = ", and the teacher's forward of the same" if config.teacher == "online" else ""
-        return f"forward and backward of {config.anchor_batch_size} anchors in {when}{asked}"
+        return f"forward and backward of {config.anchor_batch_size * config.accumulate} anchors in {when}{asked}"
 
     def state_dict(self) -> dict[str, Any]:
         """Step, multipliers, and which anchors they belong to."""

@@ -44,11 +44,12 @@ class Replay(Method):
                 "--sample_weighting weighs frames by their number in the new dataset, and --craft.method=er adds "
                 "frames of another one: use one of the two"
             )
-        self._per_batch = round(context.config.replay_ratio * context.train.batch_size)
+        new = context.train.batch_size * context.config.accumulate
+        self._per_batch = round(context.config.replay_ratio * new)
         if self._per_batch < 1:
             raise CraftError(
-                f"--craft.replay_ratio={context.config.replay_ratio} adds no frame to a batch of "
-                f"{context.train.batch_size}: give at least {1 / context.train.batch_size:g}"
+                f"--craft.replay_ratio={context.config.replay_ratio} adds no frame to a batch of {new}: give at least "
+                f"{1 / new:g}"
             )
         frames = old_demonstrations(context, context.config.replay_frames, "craft.replay_frames")
         if len(frames) < context.config.replay_frames:
@@ -76,7 +77,8 @@ class Replay(Method):
 
     @override
     def compute(self) -> str:
-        return f"{self._per_batch} old frames join each batch of {self.context.train.batch_size}"
+        new = self.context.train.batch_size * self.context.config.accumulate
+        return f"{self._per_batch} old frames join each batch of {new}"
 
     @override
     def costs(self) -> list[Cost]:

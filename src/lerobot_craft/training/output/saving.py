@@ -81,6 +81,7 @@ def _write(session: Session, directory: Path, gathered: tuple[dict[str, Any], di
         session.scheduler,
         session.processors,
         session.accelerator.num_processes,
+        session.step_frames,
         gathered,
     )
 

@@ -30,7 +30,7 @@ def describe(session: Session, craft: CraftConfig, tasks: Sequence[str]) -> RunF
         dataset=cfg.dataset.repo_id,
         old_datasets=[name for name, _ in session.craft.old_dataset.addresses("craft.old_dataset")],
         steps=cfg.steps,
-        batch_size=cfg.batch_size,
+        batch_size=session.step_frames,
         teacher=session.origin.path,
         fingerprint=identity(session.origin.fingerprint),
         tasks=list(tasks),

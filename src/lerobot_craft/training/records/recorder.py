@@ -148,7 +148,7 @@ class Recorder:
     def _rate(self, session: Session, tracker: Any) -> None:
         seconds = tracker.update_s.avg + tracker.dataloading_s.avg
         if seconds > 0:
-            tracker.samples_per_s = session.cfg.batch_size * session.accelerator.num_processes / seconds
+            tracker.samples_per_s = session.step_frames * session.accelerator.num_processes / seconds
 
     def _to_wandb(self, values: dict[str, Any], step: int, mode: str = "train") -> None:
         if self._wandb is not None:

@@ -67,7 +67,7 @@ class RunFile:
         dataset: Of the new task.
         old_datasets: Of the old tasks, where one is named.
         steps: How many are asked for.
-        batch_size: Of each process.
+        batch_size: New frames of each process in a step; with micro-batches of all of them.
         teacher: Where the policy before fine-tuning was found.
         fingerprint: Of that policy, as `craft eval` knows it.
         tasks: Old instructions.
