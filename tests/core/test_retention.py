@@ -9,6 +9,7 @@ from torch.testing import assert_close
 
 from lerobot_craft.core import (
     AnchorDrift,
+    AnchorPart,
     Dual,
     Multipliers,
     NonFiniteGradientError,
@@ -436,3 +437,56 @@ def test_empty_anchor_batch_and_bad_frequency_are_named(policy, data):
         make_step(policy)(lambda: task_loss(policy, data), lambda: per_anchor_drift(policy, data)[:0])
     with pytest.raises(ValueError, match="retention_freq must be at least 1"):
         make_step(policy, retention_freq=0)
+
+
+@pytest.mark.parametrize(
+    "surgery",
+    [
+        Surgery(conflict_threshold=0.0),
+        Surgery(task_max_norm=0.1, retention_max_norm=0.2, merged_max_norm=0.15),
+        Surgery(use_grad_projection=False, task_max_norm=math.inf, retention_max_norm=math.inf),
+    ],
+    ids=["projection", "bounds", "sum"],
+)
+def test_parts_of_a_batch_take_the_step_of_the_whole(policy, data, surgery):
+    """Three parts, of which no two have the same groups; a third of the task's gradient comes with each."""
+    groups = torch.tensor([0, 0, 1, 0, 1, 2])
+    settings = {"groups": ("a", "b", "c"), "surgery": surgery, "retention_freq": 2}
+    twin = copy.deepcopy(policy)
+    whole, parts = (make_step(p, Dual("pi", lambda_lr=0.5), epsilon=lambda _: 0.1, **settings) for p in (twin, policy))
+    expected = [_in_parts(whole, twin, data, groups, 1) for _ in range(4)]
+    found = [_in_parts(parts, policy, data, groups, 3) for _ in range(4)]
+    assert_same_parameters(policy, list(twin.parameters()))
+    assert any(report.anchor is not None for report in expected)
+    assert parts.multipliers.values == pytest.approx(whole.multipliers.values)
+    for report, other in zip(found, expected, strict=True):
+        assert report.merged_norm == pytest.approx(other.merged_norm, rel=1e-5)
+        assert (report.anchor is None) == (other.anchor is None)
+        if report.anchor is not None:
+            assert report.anchor.group_losses == pytest.approx(other.anchor.group_losses, rel=1e-5)
+            assert report.anchor.cos == pytest.approx(other.anchor.cos, rel=1e-4)
+            assert report.anchor.conflict == other.anchor.conflict
+
+
+def _in_parts(step, policy, data, groups, number):
+    rows = [slice(first, None, number) for first in range(number)]
+
+    def part(chosen):
+        def found():
+            return AnchorDrift(per_anchor_drift(policy, {n: v[chosen] for n, v in data.items()}), groups[chosen])
+
+        return AnchorPart(groups[chosen], found)
+
+    losses = [lambda c=c: task_loss(policy, {n: v[c] for n, v in data.items()}) / number for c in rows]
+    for loss in losses[:-1]:
+        loss().backward()
+    return step(losses[-1], lambda: [part(chosen) for chosen in rows])
+
+
+def test_a_part_with_other_groups_than_it_said_is_refused(policy, data):
+    step = make_step(policy, groups=("a", "b"))
+    said, found = torch.zeros(6, dtype=torch.long), torch.ones(6, dtype=torch.long)
+    part = AnchorPart(said, lambda: AnchorDrift(per_anchor_drift(policy, data), found))
+    with pytest.raises(ValueError, match="a part of the anchors has the groups"):
+        step(lambda: task_loss(policy, data), lambda: [part])
+    assert all(p.grad is None for p in policy.parameters())

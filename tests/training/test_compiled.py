@@ -52,6 +52,8 @@ def assert_same(compiled, plain, rel):
         assert_close(compiled[1][name], weight, rtol=rel, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow  # tracing, and two runs; tests/policies/test_taps.py has the parts
+@pytest.mark.timeout(900)
 def test_a_compiled_policy_is_trained_and_held_as_a_plain_one(run, traced_only):
     compiled = run("smolvla", "compiled", **COMPILED)
     assert torch._dynamo.utils.counters["stats"]["calls_captured"] > 0, "it was compiled"

@@ -82,10 +82,10 @@ def test_micro_batches_need_the_activations_of_one_and_one_gradient(estimate):
     one, four = estimate("smolvla", **flags), estimate("smolvla", **flags, craft__accumulate=4)
     for name in ("weights", "gradients", "retention gradient", "optimizer state", "batches"):
         assert parts(four)[name] == parts(one)[name]
-    for phase, earlier in (("task pass", ["gradients"]), ("anchor pass", ["retention gradient"])):
-        assert parts(four)[f"activations, {phase}"] == pytest.approx(parts(one)[f"activations, {phase}"], rel=0.1)
-        held = four["phases"][phase] - one["phases"][phase]
-        assert held == pytest.approx(sum(parts(one)[name] for name in earlier), rel=0.1)
+    # A first gradient comes while activations go; a later one joins what is there from the beginning.
+    for phase, gradient in (("task pass", "gradients"), ("anchor pass", "retention gradient")):
+        more = four["phases"][phase] - one["phases"][phase]
+        assert 0 < more <= 1.01 * parts(one)[gradient]
     assert any("4 micro-batches" in note for note in four["notes"])
 
 
