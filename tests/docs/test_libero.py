@@ -81,8 +81,7 @@ def typed(line, libero):
     """A line of the page with what is here in the place of what people have."""
     line = line.replace(variable("OLD"), shlex.quote(variable("OLD"))).replace('"$EPISODES"', "[1]")
     line = line.replace("$RECIPE", "recipes/pi05_lora_one_gpu_24gb.json").replace("libero/", f"{libero.parent}/")
-    line = line.replace(f"lerobot/{libero.parent.name}", "lerobot/libero").replace("=cuda", "=cpu")
-    return [word.replace("--steps=5000", "--steps=1") for word in shlex.split(line)]
+    return shlex.split(line.replace("=cuda", "=cpu").replace("--steps=5000", "--steps=1"))
 
 
 @pytest.mark.slow  # two trainings of a small pi05
