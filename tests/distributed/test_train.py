@@ -1,5 +1,6 @@
 """`craft train` in N processes is `craft train` in one with batches N times as large, step by step."""
 
+import json
 import math
 import re
 import subprocess
@@ -14,7 +15,7 @@ from lerobot_craft.training.records.journal import read_history
 from tests.distributed.conftest import ANCHORS, PACKAGE, SAMPLES, Run
 from tests.distributed.per_sample.modeling_per_sample import DIVERGE
 from tests.faults.test_bad_input import poison
-from tests.warm_process import environment
+from tests.warm_process import environment, rank_log
 
 # A budget that is missed, so that multipliers move; each old task has its own.
 BUDGET = {
@@ -202,6 +203,20 @@ def test_all_ranks_blame_the_batch_that_was_not_finite(train, checkpoints, ancho
     assert mine == others
     assert re.search(r"It came from the batch of local/new on rank [01]: [^.]*episode 1 frame 0\b[^0-9]", mine)
     assert not run.checkpoint.exists()
+
+
+@pytest.mark.slow  # two processes; tests/cli/test_recipe_file.py has the other recipes
+@pytest.mark.timeout(600)
+def test_the_recipe_for_many_gpus_trains_on_two_ranks(train_flags, warm_process, anchor_data, tmp_path):
+    small = {"steps": 1, "batch_size": 2, "craft.num_anchors": 4, "craft.probe_anchors": 0}
+    old = {"craft.old_dataset.repo_id": "local/old", "craft.old_dataset.root": anchor_data / "old"}
+    flags = train_flags("pi05", tmp_path / "run", **small, **old, **{"craft.anchor_source": "dataset"})
+    argv = ["train", "--config_path=recipes/pi05_many_gpus_24gb.json", *flags]
+    assert warm_process.run(argv, tmp_path / "log", ranks=2) == 0, rank_log(tmp_path / "log", 0).read_text()[-3000:]
+    saved = tmp_path / "run/checkpoints/last"
+    craft = json.loads((saved / "pretrained_model/craft_config.json").read_text())
+    assert (craft["shard"], craft["master_weights"]) == (True, True)
+    assert (saved / "training_state/master_weights.safetensors").is_file()
 
 
 def assert_stock_lerobot_loads(run: Run) -> None:

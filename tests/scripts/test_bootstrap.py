@@ -20,6 +20,7 @@ def machine(tmp_path):
     shutil.copy(ROOT / "scripts" / "bootstrap", project / "scripts")
     for name in ("requirements.lock", "pyproject.toml", ".python-version"):
         shutil.copy(ROOT / name, project)
+    shutil.copytree(ROOT / "plugins", project / "plugins")
     for tool in TOOLS:
         (path / tool).symlink_to(shutil.which(tool))
 
@@ -75,6 +76,13 @@ def test_uv_that_runs_is_used_and_an_interrupted_install_is_not_taken_for_whole(
     assert (again.returncode, again.stderr) == (0, "")
     (machine.project / "requirements.lock").write_text("changed\n")
     assert machine(uv=FAKE_UV.format(install=3)).returncode == 3
+
+
+def test_it_installs_every_plugin():
+    script = (ROOT / "scripts" / "bootstrap").read_text()
+    plugins = sorted(path.name for path in (ROOT / "plugins").iterdir() if (path / "pyproject.toml").is_file())
+    assert plugins
+    assert [name for name in plugins if f"--editable plugins/{name}" not in script] == []
 
 
 def test_the_lock_names_no_host_and_the_pinned_engine():

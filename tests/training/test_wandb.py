@@ -15,6 +15,7 @@ def craft(*argv, home):
     changes = {"CRAFT_HOME": str(home), "WANDB_MODE": "offline"}
     done = subprocess.run(command, env=environment(**changes), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout + done.stderr
 
 
 def records(file):
@@ -59,10 +60,12 @@ def test_an_offline_run_holds_crafts_metrics_and_goes_on_under_its_name(train_fl
         "--craft.retention_freq=1",
         "--craft.old_dataset.repo_id=local/old",
         f"--craft.old_dataset.root={anchor_data / 'old'}",
-        "--craft.num_anchors=6",
+        "--craft.anchor_source=dataset",
+        "--craft.num_anchors=24",
         "--craft.anchor_batch_size=3",
+        "--craft.log_craft_metrics_freq=2",
     ]
-    craft("train", *flags, *own, home=tmp_path / "home")
+    said = craft("train", *flags, *own, home=tmp_path / "home")
     (first,) = (run / "wandb").glob("offline-run-*/*.wandb")
     rows = history(first)
     assert [row["train/craft/step"] for row in rows] == [1, 2, 3, 4]
@@ -72,8 +75,12 @@ def test_an_offline_run_holds_crafts_metrics_and_goes_on_under_its_name(train_fl
         } <= row.keys()
         assert {"train/loss", "train/grad_norm", "train/lr"} <= row.keys()
     logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["train/craft/lambda"] for row in rows] == [line["lambda"] for line in logged]
-    assert [row["train/loss"] for row in rows] == [line["loss"] for line in logged]
+    for row, line in zip(rows, logged, strict=True):
+        assert {name: row.get(f"train/craft/{name}", row.get(f"train/{name}")) for name in line} == line
+    for line in logged[1::2]:  # the drift on frames that are kept out of training, at every second step
+        assert "action_drift" in line
+        assert [name for name in line if name.startswith("cos/")]
+    assert "real frames kept out of training" in said
     assert settings(first)["craft"]["retention_mode"] == "action"
 
     resumed = run / "checkpoints/000002/pretrained_model/train_config.json"

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.cli.recipe_file import with_recipe
 from lerobot_craft.cli.train_flags import check_names, help_text
 from lerobot_craft.errors import CraftError
 
@@ -22,6 +23,9 @@ or token_ce it is as the documents of the first CRaFT have it.
 resume after an interruption:
   craft train --output_dir=OUTPUT_DIR --resume=true
 
+from a recipe, with your own policy and data; every flag of it may be given here too, and then replaces it:
+  craft train --config_path=recipes/smolvla_one_gpu_24gb.json --policy.path=... --dataset.repo_id=...
+
 how much memory a run will need, without running it and without reading weights (docs/scaling.md):
   craft train --estimate [the flags of the run] [--estimate.world_size=8] [--estimate.strategy=ddp|fsdp]
       [--estimate.json=true]
@@ -37,6 +41,7 @@ _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--pol
 def run(argv: list[str]) -> int:
     """Train and return 0; problems with flags, data or anchors are raised before the first step."""
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
+    typed, argv = argv, with_recipe(argv)
     if not wants_help:
         check_names(argv, _ALIASES)  # before any slow import
     craft_flags, rest = split_flags(argv)
@@ -52,7 +57,7 @@ def run(argv: list[str]) -> int:
 
     settings = config_class(craft_flags)
     cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
-    train(cfg, craft, shlex.join(["craft", "train", *argv]))
+    train(cfg, craft, shlex.join(["craft", "train", *typed]))
     return 0
 
 

@@ -199,7 +199,7 @@ def ready(player: Player, env: Any, side_by_side: int) -> Iterator[dict[str, Sta
     before, after = make_env_pre_post_processors(env_cfg=env, policy_cfg=player.config)
     try:
         envs = make_env(env, n_envs=side_by_side, use_async_envs=False)
-    except ImportError as error:
+    except (ImportError, EOFError, OSError) as error:
         raise CraftError(_without_simulator(env.type, error)) from error
     common = {
         "policy": player.policy,
@@ -218,7 +218,18 @@ def ready(player: Player, env: Any, side_by_side: int) -> Iterator[dict[str, Sta
         close_envs(envs)
 
 
-def _without_simulator(env_type: str, error: ImportError) -> str:
+def _without_simulator(env_type: str, error: Exception) -> str:
+    if isinstance(error, EOFError):  # LIBERO's first import asks where its datasets go
+        return (
+            f"the environment {env_type} cannot be made here: its simulator asks a question when it is first imported, "
+            "and nobody can answer. Import it once in a terminal; for LIBERO type "
+            'python -c "import libero.libero" <<< N'
+        )
+    if isinstance(error, OSError):
+        return (
+            f"the environment {env_type} cannot be made here: a file of its simulator is missing or cannot be read "
+            f"({error}). Install the simulator again, with its assets; paths of LIBERO are in ~/.libero/config.yaml"
+        )
     lerobot = importlib.metadata.distribution("lerobot")
     extras = lerobot.metadata.get_all("Provides-Extra") or []
     if env_type in extras:

@@ -38,15 +38,16 @@ def write_config(policy_type: str, directory: Path, cameras: int = 2) -> Path:
     """Write the `config.json` of a full-size policy, enough for `craft train --estimate --policy.path=DIRECTORY`.
 
     Args:
-        policy_type: pi0_fast, pi0, pi05 or smolvla.
+        policy_type: pi0_fast, pi0, pi05, smolvla or act.
         directory: Where to; it gets no weights.
         cameras: Of 480 x 640 pixels, which the policy resizes.
 
     Returns:
         The directory.
     """
-    _require_known(policy_type)
-    settings = _smolvla(directory.resolve()) | {"load_vlm_weights": True} if policy_type == "smolvla" else {}
+    if policy_type != "act":
+        _require_known(policy_type)
+    settings = _CONFIG_SETTINGS[policy_type](directory.resolve()) if policy_type in _CONFIG_SETTINGS else {}
     images = {f"observation.images.{n}": PolicyFeature(FeatureType.VISUAL, (3, 480, 640)) for n in range(cameras)}
     config = make_policy_config(
         policy_type,
@@ -105,6 +106,16 @@ def _smolvla(assets: Path) -> dict[str, Any]:
     return {"vlm_model_name": str(assets / "vlm"), "load_vlm_weights": False}
 
 
+def _smolvla_config(assets: Path) -> dict[str, Any]:
+    return _smolvla(assets) | {"load_vlm_weights": True}
+
+
+def _act_config(assets: Path) -> dict[str, Any]:
+    del assets
+    return {"pretrained_backbone_weights": None}  # a checkpoint brings the weights; these would be downloaded
+
+
+_CONFIG_SETTINGS = {"smolvla": _smolvla_config, "act": _act_config}
 _SETTINGS = {"pi0_fast": _pi0_fast, "pi0": _denoising_pi, "pi05": _denoising_pi, "smolvla": _smolvla}
 
 
