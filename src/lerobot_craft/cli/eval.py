@@ -155,7 +155,7 @@ def _show(evaluation: "Evaluation", output_dir: Path) -> None:
     from lerobot_craft.evaluation.matrix import EVALUATION_FILE
     from lerobot_craft.evaluation.matrix_table import matrix_table, scores_table
     from lerobot_craft.evaluation.results import write_text
-    from lerobot_craft.report.evaluation_page import render_evaluation
+    from lerobot_craft.report.page import render_evaluation
 
     write_text(output_dir / REPORT_FILE, render_evaluation(evaluation))
     tables = [table for table in (matrix_table(evaluation), scores_table(evaluation)) if table]

@@ -4,12 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.report.conflicts import conflicts, cosines, modules_of
 from lerobot_craft.report.inputs import Inputs
-from lerobot_craft.report.page import render, together
-from lerobot_craft.report.traces import thinned, traces
-from lerobot_craft.report.training_costs import seconds_per_step, training_costs
+from lerobot_craft.report.page import all_runs, render
 from lerobot_craft.report.training_runs import read_training
+from lerobot_craft.report.trainings import (
+    conflicts,
+    cosines,
+    modules_of,
+    seconds_per_step,
+    thinned,
+    traces,
+    training_costs,
+)
 from tests.evaluation.test_matrix import made
 from tests.report.html_checks import (
     assert_pictures_are_told,
@@ -34,7 +40,7 @@ def lost(tmp_path):
 
 
 def page_of(runs, evaluations=()):
-    return render(Inputs(trainings=list(runs), evaluations=list(evaluations)), together([]))
+    return render(Inputs(trainings=list(runs), evaluations=list(evaluations)), all_runs([]))
 
 
 def test_a_page_of_trainings_alone_is_sound(kept, lost):
