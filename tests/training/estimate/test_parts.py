@@ -2,8 +2,7 @@ import pytest
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.estimate.options import EstimateConfig
-from lerobot_craft.training.estimate.sharing import DDP_BUCKETS, FSDP_GATHERED, share, shared_parts
+from lerobot_craft.training.estimate.parts import DDP_BUCKETS, FSDP_GATHERED, EstimateConfig, share, shared_parts
 
 
 @pytest.fixture

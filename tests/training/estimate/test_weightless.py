@@ -3,15 +3,18 @@ import math
 import pytest
 import torch
 
-from lerobot_craft.training.estimate import unknown_values
 from lerobot_craft.training.estimate.ledger import Ledger
-from lerobot_craft.training.estimate.unknown_values import UnknownValueError
-from lerobot_craft.training.estimate.weightless import without_memory
+from lerobot_craft.training.estimate.weightless import (
+    ReadsForTheLog,
+    UnknownValueError,
+    run_without_values,
+    without_memory,
+)
 
 
 @pytest.fixture
 def unknown():
-    with without_memory(), Ledger(unknown_values.run):
+    with without_memory(), Ledger(run_without_values):
         yield
 
 
@@ -20,7 +23,7 @@ def test_a_loss_that_is_read_for_the_log_is_not_a_number(unknown):
 
 
 def test_an_array_for_the_log_is_not_a_number(unknown):
-    with unknown_values.ReadsForTheLog():
+    with ReadsForTheLog():
         assert math.isnan(torch.zeros(3).detach().cpu().numpy().tolist()[2])
         assert math.isnan(torch.zeros(3).tolist()[0])
 
@@ -39,5 +42,5 @@ def test_every_position_of_a_mask_is_real(unknown):
 
 def test_small_real_tensors_keep_their_values():
     lengths = torch.tensor([3, 5])
-    with without_memory(), Ledger(unknown_values.run):
+    with without_memory(), Ledger(run_without_values):
         assert int(lengths.max()) == 5

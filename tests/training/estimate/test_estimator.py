@@ -7,8 +7,8 @@ from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.training import loop
+from lerobot_craft.training.estimate.estimator import _arithmetic
 from lerobot_craft.training.estimate.ledger import Ledger
-from lerobot_craft.training.estimate.run import _arithmetic
 
 # act has a test of its own below; the others are like one of the first three.
 POLICIES = (

@@ -19,15 +19,23 @@ from lerobot_craft.lerobot_api.training import make_optimizer
 from lerobot_craft.lerobot_api.weightless import check_shapes, weightless_policy, wrap_peft_weightless
 from lerobot_craft.policies import unwrapped
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.estimate import unknown_values
-from lerobot_craft.training.estimate.host import host_parts
 from lerobot_craft.training.estimate.ledger import Ledger
-from lerobot_craft.training.estimate.method_parts import MethodParts, method_parts
-from lerobot_craft.training.estimate.options import EstimateConfig
-from lerobot_craft.training.estimate.report import Estimate, make_estimate
-from lerobot_craft.training.estimate.sharing import share, shared_parts
+from lerobot_craft.training.estimate.parts import (
+    EstimateConfig,
+    MethodParts,
+    host_parts,
+    method_parts,
+    share,
+    shared_parts,
+)
 from lerobot_craft.training.estimate.step import ANCHOR_PASS, TASK_PASS, Step
-from lerobot_craft.training.estimate.weightless import give_tensors, without_memory
+from lerobot_craft.training.estimate.table import Estimate, make_estimate
+from lerobot_craft.training.estimate.weightless import (
+    ReadsForTheLog,
+    give_tensors,
+    run_without_values,
+    without_memory,
+)
 from lerobot_craft.training.methods.registry import make_method
 
 _WHOLE_PARAMETERS = ("l2sp", "ewc", "merge")
@@ -40,7 +48,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         cfg: lerobot's validated `TrainPipelineConfig`.
         craft: `--craft.*`.
         options: `--estimate.*`.
-        device: What the run will be on, which need not be here.
+        device: The device of the run; it need not be here.
     """
     if craft.shard:
         options = dataclasses.replace(options, strategy="fsdp")
@@ -61,9 +69,9 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     shapes = input_shapes(cfg.policy, meta, cfg.rename_map)
     parts = method_parts(cfg, craft, policy)
     constant = parts.kept | shared_parts(options, policy)
-    ledger = Ledger(unknown_values.run)
-    with warnings.catch_warnings(), without_memory(), unknown_values.ReadsForTheLog(), ledger:
-        warnings.simplefilter("ignore")  # lerobot's and torch's, on what a real run will say again
+    ledger = Ledger(run_without_values)
+    with warnings.catch_warnings(), without_memory(), ReadsForTheLog(), ledger:
+        warnings.simplefilter("ignore")  # a real run will show lerobot's and torch's warnings
         give_tensors(policy)
         step = Step(ledger, policy, _optimizer(cfg, craft, device), shapes, lambda: _autocast(cfg.policy))
         sizes = step.take(parts.rows, parts.anchoring, share(options))
@@ -85,7 +93,7 @@ def _metadata(cfg: Any, notes: list[str]) -> Any | None:
 
 
 def _optimizer(cfg: Any, craft: CraftConfig, device: str) -> Callable[[nn.Module], torch.optim.Optimizer]:
-    """The optimizer of lerobot, with the kernels that it will use on the device, and what it moves."""
+    """Lerobot's optimizer with the kernels that it will use on the device."""
     from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
     def make(policy: nn.Module) -> torch.optim.Optimizer:
@@ -93,7 +101,7 @@ def _optimizer(cfg: Any, craft: CraftConfig, device: str) -> Callable[[nn.Module
         many_at_once = torch.device(device).type in _get_foreach_kernels_supported_devices()
         for group in optimizer.param_groups:
             if group.get("foreach", False) is None and not group.get("fused"):
-                group["foreach"] = many_at_once  # torch decides so by where parameters are: here they are on the CPU
+                group["foreach"] = many_at_once  # torch decides this by the parameters' device, here the CPU
         if craft.enabled and craft.master_weights:
             MasterWeights(optimizer, policy.named_parameters())
         return optimizer
@@ -107,7 +115,7 @@ def _autocast(config: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def _arithmetic(operations: dict[str, int], every: int) -> list[str]:
-    """What anchors cost if arithmetic is all that takes time: 1 + (anchors' operations) / (K x the task's)."""
+    """What anchors cost if only arithmetic takes time: 1 + (anchors' operations) / (K x the task's)."""
     task, anchors = operations.get(TASK_PASS), operations.get(ANCHOR_PASS)
     if not task or anchors is None:
         return []
