@@ -12,7 +12,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.tiny.processing_action_tokenizer import FastActionProcessor, as_text, quantise
 
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
-_STATE_BINS = 256  # the pi prompts write each state dimension as the number of its bin
+STATE_BINS = 256  # the pi prompts write each state dimension as the number of its bin
 
 
 def make_text_tokenizer(
@@ -57,7 +57,7 @@ def make_text_tokenizer(
 def _prompts(instructions: Iterable[str]) -> Iterable[str]:
     """Texts that hold every word the policies will be shown, at every place where it can stand."""
     yield "Task: , State: ;\nAction: |"
-    yield "".join(f" {number}" for number in range(_STATE_BINS)) + " -1"
+    yield "".join(f" {number}" for number in range(STATE_BINS)) + " -1"
     for instruction in instructions:
         spoken = instruction.strip().replace("_", " ").replace("\n", " ")
         yield f"Task: {spoken}, State:"  # pi0_fast, pi05
