@@ -1,6 +1,6 @@
 import pytest
 
-from lerobot_craft.evaluation.rollouts import side_by_side
+from lerobot_craft.evaluation.evaluate import side_by_side
 
 
 @pytest.mark.parametrize(("episodes", "expected"), [(1, 1), (20, 20), (25, 25), (26, 13), (50, 25), (100, 25)])

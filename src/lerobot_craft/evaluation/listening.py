@@ -26,8 +26,7 @@ from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.intervals import CONFIDENCE, FloatArray
-from lerobot_craft.evaluation.results import Estimate
-from lerobot_craft.evaluation.versioned import read_versioned
+from lerobot_craft.evaluation.results import Estimate, read_versioned
 
 SCHEMA = 1
 LISTENING_FILE = "listening.json"

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
+from lerobot_craft.anchors.files import read_bytes, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.versioned import read_versioned
 
 SCHEMA = 2
 
@@ -338,6 +337,18 @@ def read_results(path: Path) -> Results:
     except CraftError as error:
         raise CraftError(f"{path}: {error}") from error
     return results
+
+
+def read_versioned[Content](path: Path, cls: type[Content], schema: int) -> Content:
+    """Read a JSON file strictly into a dataclass with a field `schema`: the number of the file's format.
+
+    Raises:
+        StrictJSONError: It has another schema, or a field that is unknown, missing, doubled or of another type.
+    """
+    content = parse_object(read_bytes(path))
+    if content.get("schema") != schema:
+        raise StrictJSONError(f"schema: this release reads schema {schema}, the file has {content.get('schema')!r}")
+    return decode(cls, content)
 
 
 def check_runs(runs: Iterable[Run]) -> None:

@@ -9,8 +9,7 @@ from markupsafe import Markup
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.comparison import compare_with
 from lerobot_craft.evaluation.listening import Listening
-from lerobot_craft.evaluation.matrix import Evaluation
-from lerobot_craft.evaluation.matrix_table import matrix_table, scores_table
+from lerobot_craft.evaluation.matrix import Evaluation, matrix_table, scores_table
 from lerobot_craft.evaluation.results import Results, write_text
 from lerobot_craft.evaluation.summary import collect
 from lerobot_craft.evaluation.table import sequence_table, summary_table

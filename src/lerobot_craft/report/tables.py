@@ -9,8 +9,7 @@ from markupsafe import Markup
 from lerobot_craft.evaluation.comparison import Comparison
 from lerobot_craft.evaluation.intervals import CONFIDENCE
 from lerobot_craft.evaluation.listening import Listening
-from lerobot_craft.evaluation.matrix import Evaluation, Row
-from lerobot_craft.evaluation.matrix_table import CONVENTIONS, rate_of, sequence_scores
+from lerobot_craft.evaluation.matrix import CONVENTIONS, Evaluation, Row, rate_of, sequence_scores
 from lerobot_craft.evaluation.results import Estimate, Role, Run, SequenceSummary, Summary, policy_name
 from lerobot_craft.evaluation.summary import BASE, BASE_LABEL, group_by_setting, rate, task_cells
 from lerobot_craft.evaluation.table import (
