@@ -97,7 +97,7 @@ def check_memory(total_bytes: int | None, available_bytes: int | None, limit_byt
 
 
 def memory_bytes(meminfo: Path = _MEMINFO) -> tuple[int | None, int | None]:
-    """Total and available memory; None where this system does not say."""
+    """Total and available memory; None if this system does not say."""
     if meminfo.exists():
         kilobytes = {line.partition(":")[0]: int(line.split()[1]) for line in meminfo.read_text().splitlines()}
         return kilobytes["MemTotal"] * 1024, kilobytes.get("MemAvailable", 0) * 1024 or None

@@ -43,7 +43,7 @@ class Source:
 
 @dataclass
 class Inputs:
-    """All that a page is made of, each kind in the order in which it was given."""
+    """All that a page is made of, each kind in the order given."""
 
     sources: list[Source] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -138,7 +138,7 @@ def _read_picture(directory: Path, name: str) -> bytes | None:
 
 
 def _kind_of(file: Path) -> str:
-    """The name that such a file has by default. Dated copies have other names: their content tells."""
+    """The default name of such a file. Dated copies have other names and are known by their content."""
     if file.name in _TELLING or file.name == METRICS_FILE:
         return file.name
     try:

@@ -166,7 +166,7 @@ class Step:
             gradients = torch.autograd.grad(drift.sum(), self._trained, allow_unused=True)
         self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
-            if parameter.grad is None:  # merging writes into the task's gradient where there is one
+            if parameter.grad is None:  # merging writes into the task's gradient if there is one
                 parameter.grad = gradient
 
     @staticmethod
