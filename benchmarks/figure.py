@@ -11,14 +11,14 @@ import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Estimate, Summary, read_results, write_text
 from lerobot_craft.evaluation.summary import BASE, summarise
 from lerobot_craft.evaluation.table import grouped, number, sample_size
-from lerobot_craft.report.families import CRAFT, family_of
-from lerobot_craft.report.markup import Child, Markup, element, style_sheet
-from lerobot_craft.report.plot import Axes, Scale
+from lerobot_craft.report.plot import CRAFT, Axes, Scale, family_of
+from lerobot_craft.report.templates import ENVIRONMENT
 
 _FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "retention.svg"
 _METHODS = (BASE, "naive", "er", "craft")
@@ -36,6 +36,36 @@ svg { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue
 text { fill: var(--ink); font-size: 15px; }
 .tick, .note { fill: var(--soft); font-size: 13px; }
 .value { font-weight: 600; font-size: 14px; }
+"""
+_DRAWING = """\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {{ width }} {{ height }}" role="img"
+ aria-label="Success with 95 % intervals. {{ label }}">
+<style>
+{{ style | safe }}</style>
+<rect x="0.5" y="0.5" width="{{ width - 1 }}" height="{{ height - 1 }}" rx="8" class="paper"/>
+{% for x, name, css in legend %}
+<rect x="{{ x }}" y="14" width="13" height="13" class="bar {{ css }}"/>
+<text x="{{ x + 19 }}" y="25.5">{{ name }}</text>
+{% endfor %}
+<g transform="translate(0 {{ legend_height }})">
+{% for text, y in ticks %}
+<line x1="{{ left }}" x2="{{ right }}" y1="{{ y }}" y2="{{ y }}" class="grid"/>
+<text x="{{ left - 8 }}" y="{{ y + 4.5 }}" class="tick" text-anchor="end">{{ text }}</text>
+{% endfor %}
+{% for group in groups %}
+{% for bar in group.bars %}
+<g><title>{{ bar.tip }}</title>
+<rect x="{{ bar.left }}" y="{{ bar.top }}" width="{{ bar.width }}" height="{{ bar.height }}" class="bar {{ bar.css }}"/>
+<path d="{{ bar.whisker }}" class="halo"/><path d="{{ bar.whisker }}" class="whisker"/>
+<text x="{{ bar.x }}" y="{{ bar.y }}" class="value" text-anchor="middle">{{ bar.text }}</text></g>
+{% endfor %}
+<text x="{{ group.x }}" y="{{ group.y }}" text-anchor="middle">{{ group.name }}</text>
+{% endfor %}
+</g>
+{% for line in notes %}
+<text x="24" y="{{ height - 34 + 18 * loop.index0 }}" class="note">{{ line }}</text>
+{% endfor %}
+</svg>
 """
 
 
@@ -83,45 +113,32 @@ def draw(rows: Sequence[Summary]) -> str:
         ("new task", [row.new for row in rows]),
     ]
     groups = [(name, estimates) for name, estimates in groups if any(estimates)]
-    axes = Axes(Scale(0.0, float(len(groups))), Scale(0.0, 1.08), _WIDTH, _HEIGHT - _LEGEND - _NOTE)
-    parts = [
-        _grid(axes),
-        *(_group(axes, i, name, rows, estimates) for i, (name, estimates) in enumerate(groups)),
-    ]
-    label = "; ".join(f"{name}: {_in_words(rows, estimates)}" for name, estimates in groups)
-    whole = element(
-        "svg",
-        style_sheet(_palette() + _STYLE),
-        element("rect", x=0.5, y=0.5, width=_WIDTH - 1, height=_HEIGHT - 1, rx=8, class_="paper"),
-        _legend(rows),
-        element("g", parts, transform=f"translate(0 {_LEGEND:g})"),
-        _note(rows),
-        xmlns="http://www.w3.org/2000/svg",
-        viewBox=f"0 0 {_WIDTH:g} {_HEIGHT:g}",
-        role="img",
-        aria_label=f"Success with 95 % intervals. {label}",
+    axes = Axes(Scale(0.0, float(len(groups))), Scale(0.0, 1.08), width=_WIDTH, height=_HEIGHT - _LEGEND - _NOTE)
+    return ENVIRONMENT.from_string(_DRAWING).render(
+        width=_WIDTH,
+        height=_HEIGHT,
+        legend_height=_LEGEND,
+        style=_palette() + _STYLE,
+        label="; ".join(f"{name}: {_in_words(rows, estimates)}" for name, estimates in groups),
+        ticks=[(f"{tick:g}", axes.at(0.0, tick)[1]) for tick in (0.0, 0.25, 0.5, 0.75, 1.0)],
+        left=axes.at(0.0, 0.0)[0],
+        right=axes.at(axes.x.high, 0.0)[0],
+        groups=[_group(axes, i, name, rows, estimates) for i, (name, estimates) in enumerate(groups)],
+        legend=_legend(rows),
+        notes=(f"{rows[0].policy}: success before and after one new task was learnt", sample_size(rows)),
     )
-    return f"{whole}\n"
 
 
 def _palette() -> str:
     """The page's colours, light and dark, and which family has which."""
-    css = files("lerobot_craft.report").joinpath("style.css").read_text(encoding="utf-8")
+    css = files("lerobot_craft.report").joinpath("templates/style.css").read_text(encoding="utf-8")
     families = [line for line in css.splitlines() if line.startswith(".") and "--family: var(" in line]
     return css[: css.index("* {")] + "\n".join(families)
 
 
-def _grid(axes: Axes) -> Markup:
-    left, right = axes.at(0.0, 0.0)[0], axes.at(axes.x.high, 0.0)[0]
-    parts: list[Child] = []
-    for tick in (0.0, 0.25, 0.5, 0.75, 1.0):
-        y = axes.at(0.0, tick)[1]
-        parts.append(element("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
-        parts.append(element("text", f"{tick:g}", x=left - 8, y=y + 4.5, class_="tick", text_anchor="end"))
-    return element("g", parts)
-
-
-def _group(axes: Axes, index: int, name: str, rows: Sequence[Summary], estimates: Sequence[Estimate | None]) -> Markup:
+def _group(
+    axes: Axes, index: int, name: str, rows: Sequence[Summary], estimates: Sequence[Estimate | None]
+) -> dict[str, Any]:
     pitch = _BAR + _GAP
     first = index + 0.5 - len(rows) * pitch / 2
     bars = [
@@ -130,42 +147,35 @@ def _group(axes: Axes, index: int, name: str, rows: Sequence[Summary], estimates
         if estimate is not None
     ]
     x, y = axes.at(index + 0.5, 0.0)
-    return element("g", bars, element("text", name, x=x, y=y + 24, text_anchor="middle"))
+    return {"name": name, "x": x, "y": y + 24, "bars": bars}
 
 
-def _bar(axes: Axes, start: float, row: Summary, estimate: Estimate) -> Markup:
+def _bar(axes: Axes, start: float, row: Summary, estimate: Estimate) -> dict[str, Any]:
     (left, top), (right, bottom) = axes.at(start, estimate.value), axes.at(start + _BAR, 0.0)
     middle = (left + right) / 2
     low = estimate.value if estimate.low is None else estimate.low
     high = estimate.value if estimate.high is None else estimate.high
     upper, lower = axes.at(0.0, high)[1], axes.at(0.0, low)[1]
-    whisker = f"M{middle - 5:.1f} {upper:.1f}h10M{middle:.1f} {upper:.1f}V{lower:.1f}M{middle - 5:.1f} {lower:.1f}h10"
-    return element(
-        "g",
-        element("title", f"{_name(row)}: {number(estimate.value)} [{number(low)}, {number(high)}]"),
-        element("rect", x=left, y=top, width=right - left, height=bottom - top, class_=f"bar {_css(row)}"),
-        element("path", d=whisker, class_="halo"),
-        element("path", d=whisker, class_="whisker"),
-        element("text", number(estimate.value), x=middle, y=upper - 6, class_="value", text_anchor="middle"),
-    )
+    side = f"{middle - 5:.1f}"
+    return {
+        "tip": f"{_name(row)}: {number(estimate.value)} [{number(low)}, {number(high)}]",
+        "left": left,
+        "top": top,
+        "width": right - left,
+        "height": bottom - top,
+        "css": _css(row),
+        "whisker": f"M{side} {upper:.1f}h10M{middle:.1f} {upper:.1f}V{lower:.1f}M{side} {lower:.1f}h10",
+        "text": number(estimate.value),
+        "x": middle,
+        "y": upper - 6,
+    }
 
 
-def _legend(rows: Sequence[Summary]) -> Markup:
-    # How wide a name is drawn nobody can ask here: an average letter has half the height of its line.
+def _legend(rows: Sequence[Summary]) -> list[tuple[float, str, str]]:
+    # The width of a drawn name is not known here: an average letter is half as wide as its line is high.
     widths = [34 + 7.6 * len(_name(row)) for row in rows]
     gap = (_WIDTH - 48 - sum(widths)) / max(len(rows) - 1, 1)
-    parts: list[Child] = []
-    for i, row in enumerate(rows):
-        x = 24 + sum(widths[:i]) + i * gap
-        parts.append(element("rect", x=x, y=14, width=13, height=13, class_=f"bar {_css(row)}"))
-        parts.append(element("text", _name(row), x=x + 19, y=25.5))
-    return element("g", parts)
-
-
-def _note(rows: Sequence[Summary]) -> Markup:
-    lines = (f"{rows[0].policy}: success before and after one new task was learnt", sample_size(rows))
-    y = _HEIGHT - 34
-    return element("g", [element("text", line, x=24, y=y + 18 * i, class_="note") for i, line in enumerate(lines)])
+    return [(24 + sum(widths[:i]) + i * gap, _name(row), _css(row)) for i, row in enumerate(rows)]
 
 
 def _name(row: Summary) -> str:

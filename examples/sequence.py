@@ -15,8 +15,7 @@ from lerobot_craft.bench.metaworld.demonstrations import record
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.policies import make_start, policy_named
 from lerobot_craft.cli import main as craft
-from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
-from lerobot_craft.evaluation.matrix_table import matrix_table, sequence_scores
+from lerobot_craft.evaluation.matrix import Evaluation, matrix_table, read_evaluation, sequence_scores
 
 TASKS = ("faucet-open", "faucet-close", "side-handle-press")
 OLD_FRAMES = 20  # of each earlier task

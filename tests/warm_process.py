@@ -194,7 +194,7 @@ def _serve() -> int:
     import lerobot.policies.smolvla.modeling_smolvla
     import lerobot.scripts.lerobot_train  # noqa: F401
 
-    import lerobot_craft.tiny.modeling_pi0_fast_tiny
+    import lerobot_craft.tiny.pi
     import lerobot_craft.training.run  # noqa: F401
 
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # an allocator's thread: it can

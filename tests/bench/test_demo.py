@@ -6,7 +6,7 @@ from lerobot_craft.bench.metaworld.simulation import Simulation
 from lerobot_craft.bench.methods import METHODS
 from lerobot_craft.bench.plan import plan_cells, plan_runs
 from lerobot_craft.bench.scenarios import find_scenario
-from lerobot_craft.doctor.requirements import Need
+from lerobot_craft.doctor.software import Need
 from lerobot_craft.errors import CraftError
 
 

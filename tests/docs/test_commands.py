@@ -44,7 +44,7 @@ def train_flags():
     import lerobot_craft.bench.metaworld.configuration
     import lerobot_craft.tiny  # noqa: F401
     from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.estimate.options import EstimateConfig
+    from lerobot_craft.training.estimate.parts import EstimateConfig
 
     ours = names_of(CraftConfig, "craft.") | names_of(EstimateConfig, "estimate.") | {"--estimate"}
     return names_of(TrainPipelineConfig) | ours | EXTRA

@@ -24,7 +24,7 @@ def as_shown(flags):
 
 def test_every_flag_of_craft_train_with_its_default():
     from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.estimate.options import EstimateConfig
+    from lerobot_craft.training.estimate.parts import EstimateConfig
 
     text = section(PAGE, "craft train").replace(section(PAGE, DOCUMENTS), "")
     known = defaults_of(CraftConfig, "craft.") | {"--estimate": None} | defaults_of(EstimateConfig, "estimate.")

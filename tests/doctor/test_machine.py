@@ -9,15 +9,24 @@ from pathlib import Path
 import pytest
 
 from lerobot_craft.doctor import Status
-from lerobot_craft.doctor.cgroup import cpu_quota, memory_limit_bytes
 from lerobot_craft.doctor.machine import (
     Storage,
+    check_devices,
     check_disk,
     check_disks,
     check_hub,
     check_memory,
+    check_pyav,
+    check_rendering,
+    check_threads,
+    check_torch,
+    check_torchcodec,
+    cpu_quota,
+    loading_failure,
     memory_bytes,
+    memory_limit_bytes,
     storages,
+    try_backend,
     usable_cores,
 )
 
@@ -143,3 +152,248 @@ def test_caches_and_offline_are_found_as_lerobot_finds_them(surroundings, variab
     here = replace(surroundings, env=variables, home=Path.home())
     assert [str(place.path) for place in storages(here)] == ["/project", datasets, models]
     assert check_hub(variables).value.startswith("offline" if offline else "online")
+
+
+CPU = {
+    "version": "2.11.0+cpu",
+    "cuda_build": None,
+    "hip_build": None,
+    "cuda_devices": [],
+    "cuda_complaint": None,
+    "mps": False,
+    "threads": 2,
+}
+CUDA = CPU | {"version": "2.11.0", "cuda_build": "13.0"}
+A100 = {"name": "NVIDIA A100", "memory_bytes": 85_094_825_984, "bf16": True}
+T4 = {"name": "Tesla T4", "memory_bytes": 15_828_320_256, "bf16": False}
+
+
+@pytest.fixture
+def with_driver(surroundings):
+    return replace(surroundings, tools=frozenset({"nvidia-smi"}))
+
+
+def test_torch():
+    assert check_torch(CUDA).value == "2.11.0 (CUDA 13.0 build)"
+    assert check_torch(CPU | {"hip_build": "6.4"}).value == "2.11.0+cpu (ROCm 6.4 build)"
+
+
+def test_torch_that_is_absent_or_broken_fails():
+    absent = check_torch({"error": "No module named 'torch'", "kind": "ModuleNotFoundError"})
+    assert (absent.status, absent.remedy) == (Status.MISSING, "pip install .  # in a clone of CRaFT")
+    broken = check_torch({"error": "libcudart.so.13: cannot open\nmore", "kind": "OSError"})
+    assert (broken.status, broken.value) == (Status.MISSING, "does not import: libcudart.so.13: cannot open")
+
+
+def test_gpus_are_named_with_memory_and_bf16(surroundings):
+    check = check_devices(CUDA | {"cuda_devices": [A100, T4]}, surroundings)
+    assert check.status is Status.OK
+    assert check.value == "cuda:0 NVIDIA A100, 79.3 GiB, bf16; cuda:1 Tesla T4, 14.7 GiB, no bf16"
+
+
+def test_a_mac_has_mps(surroundings):
+    assert check_devices(CPU | {"mps": True}, surroundings).value == "mps"
+
+
+def test_a_cuda_build_without_a_gpu_is_a_note(surroundings):
+    check = check_devices(CUDA, surroundings)
+    assert (check.status, check.remedy) == (Status.NOTE, None)
+
+
+@pytest.mark.parametrize(
+    ("torch", "reason"),
+    [(CPU, "this is a CPU build"), (CUDA | {"cuda_complaint": "driver too old"}, "driver too old")],
+)
+def test_a_driver_whose_gpu_torch_does_not_see_is_a_warning(with_driver, torch, reason):
+    check = check_devices(torch, with_driver)
+    assert check.status is Status.WARN
+    assert reason in check.value
+    assert "--torch-backend=auto" in check.remedy
+    assert check.remedy.endswith(" .  # in a clone of CRaFT")
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_hidden_gpu_is_uncovered(with_driver, hidden):
+    check = check_devices(CUDA, replace(with_driver, env={"CUDA_VISIBLE_DEVICES": hidden}))
+    assert (check.status, check.remedy) == (Status.WARN, "unset CUDA_VISIBLE_DEVICES")
+
+
+def test_devices_of_a_broken_torch_are_unknown(surroundings):
+    assert check_devices({"error": "boom", "kind": "OSError"}, surroundings).status is Status.NOTE
+
+
+@pytest.mark.parametrize(
+    ("torch_threads", "omp", "cores", "status"),
+    [
+        (2, None, 2, "ok"),
+        (2, "2", 2, "ok"),
+        (1, "1", 2, "ok"),
+        (2, "16", 2, "warn"),  # torch caps its own count, other OpenMP libraries do not
+        (64, None, 4, "warn"),  # a container with a quota: torch counts the machine's cores
+        (2, "3,2", 2, "warn"),  # OpenMP's list form: the first is the outer level
+        (2, "many", 2, "ok"),
+    ],
+)
+def test_threads(surroundings, torch_threads, omp, cores, status):
+    env = {} if omp is None else {"OMP_NUM_THREADS": omp}
+    check = check_threads(CPU | {"threads": torch_threads}, cores, replace(surroundings, env=env))
+    assert check.status == status
+    assert check.remedy == (f"export OMP_NUM_THREADS={cores}" if status == "warn" else None)
+
+
+def test_threads_without_torch(surroundings):
+    assert check_threads({"error": "boom"}, 2, surroundings).status is Status.NOTE
+    asked = replace(surroundings, env={"OMP_NUM_THREADS": "8"})
+    assert check_threads({"error": "boom"}, 2, asked).status is Status.WARN
+
+
+MUJOCO = "3.9.0"
+
+
+def renders_with(*working):
+    """A machine on which just these back-ends render."""
+    return lambda backend: None if backend in working else "no GL here"
+
+
+def test_without_mujoco_it_is_a_note(surroundings):
+    check = check_rendering(None, surroundings, renders_with("egl"))
+    assert (check.status, check.remedy) == (Status.NOTE, "pip install 'lerobot-craft[bench]'")
+
+
+def test_rendering_that_is_switched_off_is_left_alone(surroundings):
+    off = replace(surroundings, env={"MUJOCO_GL": "Off"})
+    assert check_rendering(MUJOCO, off, renders_with()).status is Status.NOTE
+
+
+@pytest.mark.parametrize(
+    ("env", "working", "status", "remedy"),
+    [
+        ({"MUJOCO_GL": "egl"}, ("egl",), "ok", None),
+        ({"MUJOCO_GL": "EGL "}, ("egl",), "ok", None),
+        ({"MUJOCO_GL": "osmesa"}, ("egl", "osmesa"), "ok", None),
+        ({"DISPLAY": ":0"}, ("",), "ok", None),
+        ({"MUJOCO_GL": "osmesa"}, ("egl",), "warn", "export MUJOCO_GL=egl"),
+        ({"MUJOCO_GL": "egl"}, ("osmesa",), "warn", "export MUJOCO_GL=osmesa"),
+        ({"DISPLAY": ":0"}, ("egl",), "warn", "export MUJOCO_GL=egl"),
+        ({}, ("egl", "osmesa"), "warn", "export MUJOCO_GL=egl"),
+        ({}, ("osmesa",), "warn", "export MUJOCO_GL=osmesa"),
+        ({}, (), "warn", "apt-get update && apt-get install -y libegl1 libgl1 && export MUJOCO_GL=egl"),
+        (
+            {"MUJOCO_GL": "egl"},
+            (),
+            "warn",
+            "apt-get update && apt-get install -y libegl1 libgl1 && export MUJOCO_GL=egl",
+        ),
+    ],
+)
+def test_the_line_leads_to_a_back_end_that_works(surroundings, env, working, status, remedy):
+    check = check_rendering(MUJOCO, replace(surroundings, env=env), renders_with(*working))
+    assert (check.status, check.remedy) == (status, remedy)
+
+
+def test_a_mac_has_one_back_end(surroundings):
+    mac = replace(surroundings, system="Darwin")
+    assert check_rendering(MUJOCO, mac, renders_with("")).status is Status.OK
+    misled = replace(mac, env={"MUJOCO_GL": "egl"})
+    assert check_rendering(MUJOCO, misled, renders_with("")).remedy == "unset MUJOCO_GL"
+
+
+def test_a_back_end_really_renders_here():
+    failures = {backend: try_backend(backend, os.environ) for backend in ("egl", "osmesa", "")}
+    if None not in failures.values():
+        pytest.skip(f"no GL back-end on this machine: {failures}")
+
+
+def test_the_reason_is_mujocos_own():
+    assert "invalid value for environment variable MUJOCO_GL" in try_backend("nonsense", os.environ)
+
+
+@pytest.mark.parametrize(
+    ("mujoco", "reason"),
+    [
+        ("import os; os.abort()", "was killed by SIGABRT"),
+        (
+            """
+import numpy
+class Thing:
+    from_xml_string = classmethod(lambda cls, xml: cls())
+    def __init__(self, *_): pass
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+    def update_scene(self, data): pass
+    def render(self): return numpy.zeros((64, 64, 3), numpy.uint8)
+MjModel = MjData = Renderer = mj_forward = Thing
+""",
+            "every pixel came out alike",
+        ),
+    ],
+)
+def test_a_back_end_that_aborts_or_paints_nothing_does_not_work(tmp_path, mujoco, reason):
+    (tmp_path / "mujoco.py").write_text(mujoco)
+    assert try_backend("egl", {**os.environ, "PYTHONPATH": str(tmp_path)}) == reason
+
+
+WORKS = {"version": "15.1.0", "codec": "libsvtav1", "ffmpeg": 7}
+ABSENT = {"error": "No module named 'av'", "kind": "ModuleNotFoundError"}
+BROKEN = {"error": "decoded grey levels [0.0] instead of [80]", "kind": "ValueError"}
+
+# The shape of torchcodec's own message, one part per FFmpeg release.
+NOT_INSTALLED = """FFmpeg version 8:
+Traceback (most recent call last):
+OSError: libavutil.so.60: cannot open shared object file: No such file or directory
+OSError: Could not load this library: /somewhere/libtorchcodec_core8.so
+"""
+NOT_FITTING = """FFmpeg version 7:
+Traceback (most recent call last):
+OSError: /somewhere/libtorchcodec_core7.so: undefined symbol: _ZN3c105ErrorC2E
+OSError: Could not load this library: /somewhere/libtorchcodec_core7.so
+"""
+UNLOADABLE = {"error": f"Could not load libtorchcodec. Likely causes:\n{NOT_INSTALLED}", "kind": "RuntimeError"}
+
+
+@pytest.mark.parametrize(
+    ("pyav", "torchcodec", "status"),
+    [
+        (WORKS, WORKS, "ok"),
+        (WORKS, UNLOADABLE, "ok"),
+        (ABSENT, WORKS, "warn"),
+        (ABSENT, UNLOADABLE, "missing"),
+        (BROKEN, UNLOADABLE, "missing"),
+    ],
+)
+def test_without_any_decoder_there_is_no_video(pyav, torchcodec, status):
+    check = check_pyav(pyav, torchcodec)
+    assert check.status == status
+    assert (check.remedy is None) is (status == "ok")
+
+
+def test_torchcodec_without_ffmpeg_is_a_warning_that_installs_it(surroundings):
+    check = check_torchcodec(UNLOADABLE, surroundings)
+    assert check.status is Status.WARN
+    assert check.value.startswith("finds no FFmpeg libraries")
+    assert check.remedy.endswith("apt-get install -y ffmpeg")
+
+
+def test_torchcodec_that_does_not_fit_torch_is_told_apart(surroundings):
+    check = check_torchcodec({"error": NOT_INSTALLED + NOT_FITTING, "kind": "RuntimeError"}, surroundings)
+    assert "undefined symbol" in check.value
+    assert check.remedy.startswith("pip install --upgrade torch torchcodec")
+    assert loading_failure("something else altogether") == "something else altogether"
+
+
+def test_torchcodec_absent_or_wrong_is_a_warning(surroundings):
+    assert check_torchcodec(WORKS, surroundings).status is Status.OK
+    assert check_torchcodec(ABSENT, surroundings).remedy == "pip install .  # in a clone of CRaFT"
+    assert "grey levels" in check_torchcodec(BROKEN, surroundings).value
+
+
+def test_the_real_message_of_a_real_failure_is_understood(surroundings):
+    """Whatever torchcodec says on this machine when no FFmpeg can be found must read as just that."""
+    script = (
+        "import json, sys\n"
+        "try:\n    import torchcodec\nexcept RuntimeError as error:\n    print(json.dumps(str(error)))\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    if not out:
+        pytest.skip("torchcodec loads here, so there is no message to read")
+    assert loading_failure(json.loads(out)) is None

@@ -3,15 +3,17 @@ from dataclasses import replace
 import pytest
 
 from lerobot_craft.doctor import Status, software
-from lerobot_craft.doctor.requirements import Need, installed_version, needs
 from lerobot_craft.doctor.software import (
     EXTRAS,
     INSTALL,
+    Need,
     check_craft,
     check_extra,
     check_lerobot,
     check_python,
     check_requirements,
+    installed_version,
+    needs,
 )
 
 HERE = Need("torch", ">=2.7,<2.12", "2.11.0", fits=True)
@@ -26,7 +28,7 @@ def test_python(surroundings, python, status):
     assert check_python(replace(surroundings, python=python)).status == status
 
 
-def test_an_old_python_is_mended_by_a_newer_one(surroundings):
+def test_an_old_python_is_fixed_by_a_newer_one(surroundings):
     check = check_python(replace(surroundings, python=(3, 10, 4)))
     assert check.value == "3.10.4 on Linux x86_64, older than 3.12"
     assert "--python 3.12" in check.remedy
@@ -102,9 +104,7 @@ def test_every_extra_is_one_of_the_distribution():
 
 
 def test_of_two_lines_the_one_that_does_not_fit_decides():
-    from lerobot_craft.doctor.requirements import _by_name
-
-    assert _by_name([HERE, UNFIT, HERE])["torch"] is UNFIT
+    assert software._by_name([HERE, UNFIT, HERE])["torch"] is UNFIT
 
 
 def test_a_line_names_the_clone_where_there_is_one_and_else_the_distribution(monkeypatch):

@@ -6,8 +6,10 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Drift, Filmstrip, write_results
 from lerobot_craft.evaluation.summary import collect
 from lerobot_craft.report.inputs import Inputs, Source, load_inputs
-from lerobot_craft.report.page import render, together
+from lerobot_craft.report.page import all_runs, render, render_evaluation, render_listening
 from tests.evaluation.made_results import METHODS, made_media, made_runs, made_sequences, with_episodes
+from tests.evaluation.test_listening import BEFORE, BLUE, RED, acting, heard
+from tests.evaluation.test_matrix import made
 from tests.report.html_checks import (
     assert_cards_stay_tables,
     assert_pictures_are_told,
@@ -33,7 +35,7 @@ ALL_SECTIONS = [
 
 
 def page_of(*sources):
-    return render(Inputs(list(sources)), together(sources))
+    return render(Inputs(list(sources)), all_runs(sources))
 
 
 def load_sources(paths):
@@ -72,7 +74,7 @@ def test_a_full_page_is_sound_and_has_every_section(page):
 
 
 def test_the_numbers_are_those_of_the_results(page, directory):
-    results = together(load_sources([directory / "results.json"]))
+    results = all_runs(load_sources([directory / "results.json"]))
     text = outline(page).text
     for row in results.summary:
         assert f"{row.old_mean.value:.2f}" in text
@@ -216,3 +218,36 @@ def test_a_picture_that_is_no_png_is_refused(tmp_path):
     (tmp_path / "before.png").write_text("secret")
     with pytest.raises(CraftError, match="is no PNG"):
         sources_with(tmp_path, Filmstrip("open", "before.png", None, None))
+
+
+def test_the_page_of_an_evaluation_shows_rates_with_intervals_and_scores():
+    page = render_evaluation(made())
+    assert_well_formed(page)
+    assert_self_contained(page)
+    assert sections(page) == ["Success", "As a sequence of tasks", "Checkpoints", "Command"]
+    text = outline(page).text
+    assert "n = 4 episodes per task" in text
+    assert "0.75 0.30 to 0.95" in text
+    assert "learned one after the other: b, c" in text
+
+
+def test_checkpoints_without_an_order_have_no_scores():
+    assert sections(render_evaluation(made(learned=[]))) == ["Success", "Checkpoints", "Command"]
+
+
+def test_names_of_checkpoints_are_text_and_never_markup():
+    row = made().rows[0]
+    page = render_evaluation(made(rows=[type(row)(HOSTILE, HOSTILE, "x", row.successes)], learned=[], command=HOSTILE))
+    assert "<script" not in page
+    assert "alert" in outline(page).text
+
+
+def test_the_page_of_listening_shows_what_is_left_of_each_difference():
+    page = render_listening(heard(BEFORE, acting((-1, 0), (-1, 0), (0, 1))))
+    assert_sound(page)
+    assert sections(page) == ["Does it still listen?", "How far instructions are told apart", "Command"]
+    text = outline(page).text
+    assert f"After fine-tuning, {RED!r} does what {BLUE!r} does" in text
+    assert f"{BLUE} learned" in text
+    assert "0.00 0.00 to 0.00" in text, "of the difference between red and blue nothing is left"
+    assert "had it been kept" in text

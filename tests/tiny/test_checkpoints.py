@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 import torch
 from lerobot.configs import PreTrainedConfig
@@ -7,8 +8,11 @@ from lerobot.policies import get_policy_class, make_pre_post_processors
 from safetensors.torch import load_file
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.checkpoints import POLICY_TYPES, make_checkpoint
+from lerobot_craft.lerobot_api.datasets import open_dataset
+from lerobot_craft.tiny.checkpoints import POLICY_TYPES, chunks_of, make_checkpoint, safe_stats, smooth_numbers
+from lerobot_craft.tiny.datasets import make_local_dataset
 from lerobot_craft.tiny.sizes import TinySizes
+from lerobot_craft.tiny.tokenizers import STATE_BINS, make_text_tokenizer
 from tests.tiny import robot
 from tests.tiny.conftest import VLAS
 
@@ -82,7 +86,7 @@ def test_a_saved_policy_loads_back_bit_for_bit(checkpoint, loaded, policy_type):
     policy, preprocess, _ = loaded(policy_type)
     torch.manual_seed(0)
     fresh = get_policy_class(policy.config.type)(policy.config)
-    if policy_type in ("pi0_fast", "pi05"):  # numbers in a prompt do not begin at random: test_number_embeddings.py
+    if policy_type in ("pi0_fast", "pi05"):  # numbers in a prompt do not begin at random
         word = next(name for name in fresh.state_dict() if name.endswith("embed_tokens.weight"))
         fresh.get_parameter(word).data.copy_(policy.get_parameter(word))
     assert_same(fresh.state_dict(), policy.state_dict())
@@ -244,3 +248,49 @@ def test_pi0_fast_without_its_padding_has_lerobots_loss_and_gradients(checkpoint
     assert shorter == pytest.approx(stock, rel=1e-5)
     for one, other in zip(gradients, stock_gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def text_tokenizer(tmp_path_factory):
+    return make_text_tokenizer(tmp_path_factory.mktemp("text"), ["open the drawer"])
+
+
+@pytest.mark.parametrize("width", [32, 33])
+def test_near_numbers_are_near_and_words_stay(text_tokenizer, width):
+    embedding = torch.randn(len(text_tokenizer), width, generator=torch.Generator().manual_seed(0))
+    before = embedding.clone()
+    smooth_numbers(embedding, text_tokenizer, torch.Generator().manual_seed(1))
+    rows = [text_tokenizer.encode(f" {number}", add_special_tokens=False)[0] for number in range(STATE_BINS)]
+    numbers = embedding[rows]
+    step = (numbers[1:] - numbers[:-1]).norm(dim=1)
+    assert step.max() < 0.2 * numbers.norm(dim=1).mean()
+    assert (numbers[0] - numbers[-1]).norm() > 3 * step.max()  # and far ones are not the same
+    assert numbers.std() == pytest.approx(before.std().item(), rel=0.2)
+    others = sorted(set(range(len(text_tokenizer))) - set(rows))
+    assert torch.equal(embedding[others], before[others])
+
+
+@pytest.fixture(scope="module")
+def old_dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data") / "old"
+    make_local_dataset(root, ("open it", "close it"), image_size=16)
+    return open_dataset("local/old", root)
+
+
+def test_a_chunk_ends_with_its_episode(old_dataset):
+    chunks = chunks_of(old_dataset, 4)
+    actions = np.stack([np.asarray(action) for action in old_dataset.hf_dataset["action"]])
+    assert chunks.shape == (len(actions), 4, actions.shape[1])
+    end = int(old_dataset.meta.episodes["dataset_to_index"][0])
+    np.testing.assert_array_equal(chunks[0], actions[:4])
+    np.testing.assert_array_equal(chunks[end - 2], actions[[end - 2, end - 1, end - 1, end - 1]])
+
+
+def test_statistics_can_be_divided_by():
+    stats = {"observation.state": {"mean": [1.0, 2.0], "std": [0.0, 0.5], "min": [1.0, 0.0], "max": [1.0, 2.0]}}
+    safe = safe_stats(stats)["observation.state"]
+    np.testing.assert_allclose(safe["std"], [0.01, 0.5])
+    np.testing.assert_allclose(safe["min"], [0.999, -0.101], rtol=1e-6)
+    np.testing.assert_allclose(safe["max"], [1.001, 2.101], rtol=1e-6)
+    assert safe["mean"] == [1.0, 2.0]
+    assert stats["observation.state"]["std"] == [0.0, 0.5]

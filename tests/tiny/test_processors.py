@@ -6,7 +6,7 @@ from lerobot.policies.pi0_fast.configuration_pi0_fast import PI0FastConfig
 from lerobot.policies.pi0_fast.processor_pi0_fast import make_pi0_fast_pre_post_processors
 from lerobot.processor import ActionTokenizerProcessorStep, TokenizerProcessorStep
 
-from lerobot_craft.tiny.processor_pi0_fast_tiny import (
+from lerobot_craft.tiny.pi import (
     SavedWholeActionTokenizerStep,
     make_pi0_fast_tiny_pre_post_processors,
 )

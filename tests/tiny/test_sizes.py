@@ -5,9 +5,8 @@ from lerobot.policies.pi0 import modeling_pi0
 from lerobot.policies.pi0_fast import modeling_pi0_fast
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.configuration_pi0_tiny import PI0TinyConfig
-from lerobot_craft.tiny.sizes import TinySizes, at_sizes
-from lerobot_craft.tiny.swapping import swapped
+from lerobot_craft.tiny.pi import PI0TinyConfig
+from lerobot_craft.tiny.sizes import TinySizes, at_sizes, swapped
 
 NAMES = ("get_gemma_config", "PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM")
 

@@ -266,7 +266,7 @@ def _player(cell: Cell, checkpoint: Path) -> Any:
 def _evaluate(cell: Trial | Run, of: Base | Run, *, blindfold: bool = False) -> dict[str, Any]:
     """Success on all tasks; for a run also the drift from its base."""
     from lerobot_craft.bench.drift import measure_drift
-    from lerobot_craft.evaluation.rollouts import success
+    from lerobot_craft.evaluation.evaluate import success
 
     env_of = functools.partial(cell.settings.env, blindfold=blindfold)
     player = _player(cell, of.checkpoint)

@@ -12,8 +12,7 @@ from lerobot_craft.bench.plan import plan_runs
 from lerobot_craft.bench.scenarios import find_scenario
 from lerobot_craft.bench.schedule import run_cells
 from lerobot_craft.bench.settings import BenchSettings
-from lerobot_craft.doctor.requirements import needs
-from lerobot_craft.doctor.software import install_extra
+from lerobot_craft.doctor.software import install_extra, needs
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Results
 from lerobot_craft.evaluation.summary import collect

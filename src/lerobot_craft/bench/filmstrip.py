@@ -13,8 +13,8 @@ from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.plan import plan_films, plan_runs
 from lerobot_craft.bench.settings import BenchSettings, first_start
+from lerobot_craft.evaluation.evaluate import side_by_side
 from lerobot_craft.evaluation.results import Filmstrip
-from lerobot_craft.evaluation.rollouts import side_by_side
 from lerobot_craft.lerobot_api.rollouts import Player, load_player
 from lerobot_craft.lerobot_api.watching import watch
 

@@ -190,7 +190,7 @@ def make_start(policy: BenchPolicy, directory: Path, old_data: Path, instruction
     """
     from lerobot_craft.lerobot_api.datasets import open_dataset
     from lerobot_craft.tiny import TinySizes
-    from lerobot_craft.tiny.for_dataset import make_checkpoint_for
+    from lerobot_craft.tiny.checkpoints import make_checkpoint_for
 
     dataset = open_dataset(f"craft/{old_data.name}", old_data)
     (camera,) = dataset.meta.camera_keys

@@ -187,7 +187,7 @@ def _run_all(settings: "BenchSettings", jobs: int, command: str) -> int:
     from lerobot_craft.cli import train
     from lerobot_craft.evaluation.results import write_results
     from lerobot_craft.evaluation.summary import collect
-    from lerobot_craft.report.write import write_report
+    from lerobot_craft.report.page import write_report
 
     board = Board(plan_cells(settings), sys.stdout, live=sys.stdout.isatty())
     try:

@@ -59,7 +59,7 @@ def _show(results: Path, page: Path) -> None:
     from lerobot_craft.bench.demo_table import task_table
     from lerobot_craft.bench.own_policy import own_policy_commands
     from lerobot_craft.evaluation.results import read_results
-    from lerobot_craft.report.write import write_report
+    from lerobot_craft.report.page import write_report
 
     write_report([results], page)
     print(f"\n{task_table(read_results(results))}\n\n{results}\n{page}\n\nThe same for your policy:\n")

@@ -105,7 +105,7 @@ def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
 
 
 def _fill_in(cards: dict[str, Path], evaluation: "Evaluation") -> None:
-    from lerobot_craft.evaluation.matrix_table import before_and_after
+    from lerobot_craft.evaluation.matrix import before_and_after
     from lerobot_craft.training.output.card_sections import fill_in, teacher_of
 
     for name, card in cards.items():
@@ -116,10 +116,8 @@ def _fill_in(cards: dict[str, Path], evaluation: "Evaluation") -> None:
 def _evaluate(
     settings: "EvalFlags", candidates: "Sequence[Candidate]", overrides: Sequence[str], command: str
 ) -> "Evaluation":
-    from lerobot_craft.evaluation.evaluate import evaluate
-    from lerobot_craft.evaluation.matrix import SCHEMA, Evaluation
-    from lerobot_craft.evaluation.matrix_table import rate_of
-    from lerobot_craft.evaluation.rollouts import side_by_side
+    from lerobot_craft.evaluation.evaluate import evaluate, side_by_side
+    from lerobot_craft.evaluation.matrix import SCHEMA, Evaluation, rate_of
     from lerobot_craft.evaluation.table import format_estimate
     from lerobot_craft.lerobot_api.eval_flags import env_as_json
 
@@ -152,10 +150,9 @@ def _evaluate(
 
 
 def _show(evaluation: "Evaluation", output_dir: Path) -> None:
-    from lerobot_craft.evaluation.matrix import EVALUATION_FILE
-    from lerobot_craft.evaluation.matrix_table import matrix_table, scores_table
+    from lerobot_craft.evaluation.matrix import EVALUATION_FILE, matrix_table, scores_table
     from lerobot_craft.evaluation.results import write_text
-    from lerobot_craft.report.evaluation_page import render_evaluation
+    from lerobot_craft.report.page import render_evaluation
 
     write_text(output_dir / REPORT_FILE, render_evaluation(evaluation))
     tables = [table for table in (matrix_table(evaluation), scores_table(evaluation)) if table]

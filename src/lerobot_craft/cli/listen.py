@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     from lerobot_craft.evaluation.listening import LISTENING_FILE, listening_table, write_listening
     from lerobot_craft.evaluation.results import write_text
     from lerobot_craft.lerobot_api.policies import load_plugin
-    from lerobot_craft.report.listening_page import render_listening
+    from lerobot_craft.report.page import render_listening
 
     for package in policy.plugins:
         load_plugin(package)

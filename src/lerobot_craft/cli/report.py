@@ -17,7 +17,7 @@ def run(argv: list[str]) -> int:
         "--output", type=Path, metavar="FILE", help="the page (default: report.html in or beside the first PATH)"
     )
     options = parser.parse_args(argv)
-    from lerobot_craft.report.write import default_output, write_report
+    from lerobot_craft.report.page import default_output, write_report
 
     output: Path = options.output or default_output(options.paths)
     if tables := write_report(options.paths, output):

@@ -66,8 +66,8 @@ def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: S
     os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hub import: an estimate downloads nothing
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
     from lerobot_craft.training.documents import config_class
-    from lerobot_craft.training.estimate.options import EstimateConfig
-    from lerobot_craft.training.estimate.run import estimate
+    from lerobot_craft.training.estimate.estimator import estimate
+    from lerobot_craft.training.estimate.parts import EstimateConfig
     from lerobot_craft.training.estimate.table import as_json, as_text
     from lerobot_craft.training.settings import flag_value, read_settings, without_flag
 

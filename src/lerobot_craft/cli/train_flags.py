@@ -60,7 +60,7 @@ def train_flags() -> dict[str, Flag]:
     """Flags of CRaFT, of the estimate and of lerobot, by name; those of a policy or environment are not listed."""
     craft = _fields(_OWN / "training" / "config.py", "CraftConfig")
     dataset = _fields(_OWN / "anchors" / "recipe.py", "DatasetFlags")
-    estimate = _fields(_OWN / "training" / "estimate" / "options.py", "EstimateConfig")
+    estimate = _fields(_OWN / "training" / "estimate" / "parts.py", "EstimateConfig")
     found = list(_nested(craft, "craft.", {"DatasetFlags": dataset}))
     found += _nested(estimate, "estimate.", {})
     if (spec := importlib.util.find_spec("lerobot")) is not None and spec.submodule_search_locations:

@@ -1,11 +1,21 @@
-"""Checks of what is installed: Python, craft, lerobot, their requirements and the optional ones."""
+"""Checks of what is installed: Python, craft, lerobot, and everything that they require.
 
-from collections.abc import Mapping, Sequence
+Requirements are read from the installed distribution's metadata, not by importing: `import lerobot.policies` takes
+many seconds, a wrong version would still import, and the list of requirements stays in one place.
+"""
+
+import functools
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from lerobot_craft.doctor.check import Check, Status
-from lerobot_craft.doctor.requirements import Need
-from lerobot_craft.doctor.surroundings import Surroundings
+from lerobot_craft.doctor.check import Check, Status, Surroundings
+
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
 
 OLDEST_PYTHON = (3, 12)
 
@@ -17,14 +27,24 @@ EXTRAS = {
     "peft": "LoRA",
     "bench": "MetaWorld",
 }
-
-
 DISTRIBUTION = "lerobot-craft"
+# Only these are followed into their own requirements; below them the libraries are responsible.
+_FOLLOWED = frozenset({"lerobot", DISTRIBUTION})
 _IS_CLONE = (Path(__file__).parents[3] / "pyproject.toml").is_file()  # else a wheel was installed
 
 
+@dataclass(frozen=True)
+class Need:
+    """One required distribution: which versions fit, and which one is installed (None: none)."""
+
+    name: str
+    fitting: str
+    installed: str | None
+    fits: bool
+
+
 def installing(line: str) -> str:
-    """A line with CRAFT in it, which is the clone if this is one, else the distribution. It can be pasted whole."""
+    """A command to paste: CRAFT in it becomes the clone if this is one, else the distribution."""
     if _IS_CLONE:
         return f"{line.replace('CRAFT', '.')}  # in a clone of CRaFT"
     return line.replace("CRAFT", DISTRIBUTION)
@@ -34,7 +54,7 @@ INSTALL = installing("pip install CRAFT")
 
 
 def install_extra(extra: str) -> str:
-    """The line that brings what an extra needs."""
+    """The command that installs an extra."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
@@ -49,7 +69,7 @@ def check_python(surroundings: Surroundings) -> Check:
 
 
 def check_craft(version: str, distribution: str | None) -> Check:
-    """Craft itself: the code that runs, and whether it was installed (its requirements are read from there)."""
+    """Craft itself: which version runs, and whether it is installed (requirements are read from the installed one)."""
     if distribution is None:
         return Check("craft", Status.MISSING, f"{version}, running without being installed", INSTALL)
     if distribution != version:
@@ -59,7 +79,7 @@ def check_craft(version: str, distribution: str | None) -> Check:
 
 
 def check_lerobot(installed: str | None, supported: str | None, env: Mapping[str, str], failure: str | None) -> Check:
-    """Lerobot in exactly the release that craft was checked against; `failure` is why it does not import, if so."""
+    """Lerobot in exactly the release that craft was checked against; `failure`: why it does not import, or None."""
     remedy = f"pip install 'lerobot=={supported}'" if supported else INSTALL
     if installed is None:
         return Check("lerobot", Status.MISSING, "not installed", remedy)
@@ -77,7 +97,7 @@ def check_lerobot(installed: str | None, supported: str | None, env: Mapping[str
 
 
 def check_requirements(needs: Sequence[Need]) -> Check:
-    """Everything that comes with craft."""
+    """Everything that craft requires."""
     if not needs:
         return Check("requirements", Status.MISSING, "cannot be read: craft or `packaging` is not installed", INSTALL)
     absent, unfit = _absent(needs), _unfit(needs)
@@ -89,7 +109,7 @@ def check_requirements(needs: Sequence[Need]) -> Check:
 
 
 def check_extra(extra: str, needs: Sequence[Need]) -> Check:
-    """What one extra adds. Absent is a note: nobody needs every policy."""
+    """What one extra adds. A missing extra is a note only: nobody needs every policy."""
     purpose, remedy = EXTRAS[extra], install_extra(extra)
     absent, unfit = _absent(needs), _unfit(needs)
     if unfit:
@@ -107,3 +127,60 @@ def _absent(needs: Sequence[Need]) -> str:
 def _unfit(needs: Sequence[Need]) -> str:
     unfit = [need for need in needs if need.installed is not None and not need.fits]
     return ", ".join(f"{need.name} {need.installed} (needs {need.fitting})" for need in unfit)
+
+
+def installed_version(name: str) -> str | None:
+    """The installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def needs(extra: str = "") -> list[Need]:
+    """What `lerobot-craft` requires, directly and through lerobot; with an extra, what the extra adds.
+
+    Empty if it cannot be read: craft is not installed, or `packaging` is missing.
+    """
+    if importlib.util.find_spec("packaging") is None:
+        return []
+    basic = _by_name(_walk("lerobot-craft", "", set()))
+    if not extra:
+        return list(basic.values())
+    return [need for name, need in _by_name(_walk("lerobot-craft", extra, set())).items() if name not in basic]
+
+
+def _by_name(found: Iterable[Need]) -> dict[str, Need]:
+    """One need per distribution: if several lines ask for it, one that does not fit decides."""
+    needed: dict[str, Need] = {}
+    for need in found:
+        if need.name not in needed or not need.fits:
+            needed[need.name] = need
+    return needed
+
+
+@functools.cache
+def _requirements(distribution: str) -> "list[Requirement]":
+    """The requirement lines of an installed distribution. Cached: lerobot has hundreds."""
+    from packaging.requirements import Requirement
+
+    return [Requirement(line) for line in importlib.metadata.requires(distribution) or []]
+
+
+def _walk(distribution: str, extra: str, seen: set[tuple[str, str]]) -> Iterator[Need]:
+    from packaging.utils import canonicalize_name
+
+    if (distribution, extra) in seen or installed_version(distribution) is None:
+        return
+    seen.add((distribution, extra))
+    for requirement in _requirements(distribution):
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonicalize_name(requirement.name)
+        if name != distribution:
+            version = installed_version(name)
+            fits = version is not None and requirement.specifier.contains(version, prereleases=True)
+            yield Need(name, str(requirement.specifier), version, fits)
+        if name in _FOLLOWED:
+            for wanted in ("", *sorted(requirement.extras)):
+                yield from _walk(name, wanted, seen)

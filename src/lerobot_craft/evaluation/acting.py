@@ -169,7 +169,7 @@ def listen(
 
 
 def spread_of_actions(teacher: Teacher, actions: FloatArray) -> FloatArray:
-    """Standard deviation [A] of the actions that a policy was trained on, or where it does not say of its own."""
+    """Standard deviation [A] of the actions that a policy was trained on; of its own actions if it does not say."""
     known = normalizer_stats(teacher.postprocessor).get(ACTION)
     spread: FloatArray = actions.std(axis=(0, 1, 2)) if known is None else spread_of(known).double().numpy()
     return spread

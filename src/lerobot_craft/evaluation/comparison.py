@@ -14,8 +14,8 @@ from lerobot_craft.evaluation.summary import (
 )
 from lerobot_craft.evaluation.table import name_of
 
-# The value that a method's knob has by itself, as results have it: with it a method is compared, not with one that a
-# sweep happens to have tried as well.
+# The default of a method's knob, as written in results. A method is compared at its default, not at the other values
+# that a sweep has tried.
 OWN_VALUE = {"er": "1"}
 
 
@@ -43,8 +43,7 @@ class Comparison:
 def compare_with(runs: Iterable[Run], reference: str) -> list[Comparison]:
     """Every method that needs old frames or rollouts against the method `reference` at equal tier and number of them.
 
-    Where the reference was run with several values of its knob, with the one that it has by itself; where that is not
-    among them, with each.
+    If the reference was run with several values of its knob: at its default, or at each value if none is the default.
     """
     comparisons = []
     for group in group_by_policy_and_role(run for run in runs if run.stages is None):

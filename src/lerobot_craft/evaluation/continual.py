@@ -3,7 +3,7 @@
 With c[s, t] the success on task t after stage s, and task k learnt in stage k of K:
 
     NBT_k = mean over s = k+1..K of (c[k, k] - c[s, k])        how much of a skill is lost later; lower is better
-    FWT_k = mean over checkpoints within stage k of success on k   how well and soon it is learnt
+    FWT_k = mean over checkpoints within stage k of success on k   how well and how soon it is learnt
     AUC_k = (FWT_k + sum over s = k+1..K of c[s, k]) / (K - k + 1)     both at once
 
 and each score is the mean over tasks. Three conventions are ours, and the report names them:
@@ -77,7 +77,7 @@ class Score:
 
 
 def nbt(matrix: SuccessMatrix, tasks: Iterable[str]) -> Score | None:
-    """Negative backward transfer; None where no task has a later stage to be lost in."""
+    """Negative backward transfer; None if no task has a later stage in which it could be lost."""
     return _score(matrix, tasks, lambda stages: [1.0] + [-1 / (stages - 1)] * (stages - 1) if stages > 1 else None)
 
 

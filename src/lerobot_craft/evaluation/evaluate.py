@@ -1,5 +1,6 @@
-"""Play what an evaluation lacks, checkpoint by checkpoint and task by task; each entry is kept once it is played."""
+"""Rollouts of checkpoints, task by task, from the same start states for all; each entry is kept once it is played."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 from lerobot_craft.anchors.files import plain_errors
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, Row, read_evaluation, write_evaluation
-from lerobot_craft.lerobot_api.rollouts import Player, load_player, ready
+from lerobot_craft.lerobot_api.rollouts import Player, load_player, play, ready
 from lerobot_craft.teacher.fingerprint import fingerprint, identity
 from lerobot_craft.teacher.weights import check_weights
+
+_SIDE_BY_SIDE = 25  # environments; more take memory and are hardly faster
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Candidate:
     """A checkpoint to evaluate.
 
     Attributes:
-        name: What tables call it.
+        name: Its name in tables.
         checkpoint: What `--policy.path` takes.
     """
 
@@ -43,7 +46,7 @@ def evaluate(
         asked: Settings of the evaluation, without rows.
         candidates: In the order of the rows.
         env: Configuration of the environment with all tasks.
-        output_dir: Gets `evaluation.json`; one of the same settings that is there is gone on with.
+        output_dir: Gets `evaluation.json`; one of the same settings that exists is completed.
         overrides: Settings of every policy, as on lerobot's command line without `policy.`.
         progress: Called after each task of each candidate.
     """
@@ -55,7 +58,7 @@ def evaluate(
         player = _load(candidate, env, overrides, asked.rename_map)
         identified = identity(fingerprint(player.policy, player.preprocessor, player.postprocessor))
         evaluation = evaluation.with_row(Row(candidate.name, str(candidate.checkpoint), identified, {}))
-        # Made anew for each policy: some environments go on with another start state after every reset.
+        # New environments for each policy: some have another start state after every reset.
         with ready(player, env, evaluation.batch_size) as stages:
             _check_learned(asked.learned, list(stages))
             for task, stage in stages.items():
@@ -67,6 +70,27 @@ def evaluate(
     evaluation = evaluation.in_order([candidate.name for candidate in candidates])
     write_evaluation(path, evaluation)
     return evaluation
+
+
+def success(
+    player: Player, tasks: Sequence[str], env_of: Callable[[str], Any], *, episodes: int, seed: int
+) -> dict[str, list[bool]]:
+    """Success of each episode of each task.
+
+    Args:
+        player: From `lerobot_api.rollouts.load_player`.
+        tasks: Names of tasks.
+        env_of: Configuration of the environment with one of them.
+        episodes: For each task; episode i starts from the state of `seed + i`.
+        seed: Seed of the first start state, and of the policy's own noise.
+    """
+    batch_size = side_by_side(episodes)
+    return {task: play(player, env_of(task), episodes=episodes, batch_size=batch_size, seed=seed) for task in tasks}
+
+
+def side_by_side(episodes: int) -> int:
+    """How many episodes are played at once: equal batches, so that few are played for nothing."""
+    return math.ceil(episodes / math.ceil(episodes / _SIDE_BY_SIDE))
 
 
 def _load(candidate: Candidate, env: Any, overrides: Sequence[str], rename_map: Mapping[str, str]) -> Player:

@@ -22,7 +22,7 @@ type FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cell:
-    """One measured number and where it belongs: one task of one seed of one scenario.
+    """One measured number, and the scenario, seed and task that it belongs to.
 
     Scenarios of one `trunk` begin with the same policy, seed by seed.
 
@@ -44,7 +44,7 @@ class Cell:
 def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Wilson's score interval of `successes` out of `n` independent episodes (Wilson 1927).
 
-    Unlike the normal approximation it has a width at 0 of n and at n of n, which is where policies live.
+    Unlike the normal approximation it has a width at 0 of n and at n of n, which are common results of a policy.
     """
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"{successes} successes of {n} episodes is no rate")
@@ -82,7 +82,7 @@ def newcombe_paired(
         first_only: Share from which the first side alone succeeds.
         second_only: Share from which the second side alone succeeds.
         n: Start states.
-        confidence: Of the interval.
+        confidence: Confidence of the interval.
     """
     first, second = (min(max(both + only, 0.0), 1.0) for only in (first_only, second_only))
     neither = 1 - both - first_only - second_only
@@ -129,7 +129,7 @@ def distinct_starts(cells: Sequence[Cell]) -> int:
 
 
 def paired_cells(first: Sequence[Cell], second: Sequence[Cell]) -> list[Cell]:
-    """Differences `first - second`, cell by cell, and start by start where both sides were measured from the same.
+    """Differences `first - second`, cell by cell, and start by start if both sides were measured from the same starts.
 
     Raises:
         ValueError: The two sides have different tasks, seeds or scenarios.
@@ -169,7 +169,7 @@ def bootstrap_mean(
     - Cells of one run share a checkpoint and cells of one scenario share demonstrations, so they are no independent
       samples. Drawing whole scenarios, seeds within them and tasks within those keeps them together (Davison and
       Hinkley 1997, section 3.8).
-    - Start states are drawn within their task where all cells have their episodes. A difference has one number per
+    - Start states are drawn within their task if all cells have their episodes. A difference has one number per
       start, so both of its sides are drawn together.
     - Scenarios of one trunk have base policies and old tasks in common, so one draw of seeds and one of tasks holds
       for all of them, and for a seed and a task one draw of start states. Start states that seeds share have one draw
@@ -218,7 +218,7 @@ class _Layout(NamedTuple):
 
     @property
     def tasks(self) -> NDArray[np.int64]:
-        """Tasks of each seed [scenarios, seeds], 0 where a scenario has fewer seeds than another."""
+        """Tasks of each seed [scenarios, seeds]; 0 if a scenario has fewer seeds than another."""
         counts: dict[str, dict[int, int]] = {}
         for scenario, seed, _ in self.where:
             own = counts.setdefault(scenario, {})

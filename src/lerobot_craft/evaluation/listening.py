@@ -9,8 +9,8 @@ frame f under instruction i, and s the spread of the actions that the policy bef
     now(i, j) = D(after_i, after_j)                                             how far they are
     gone(i, j) = 1 - now(i, j) / kept(i, j)                                     the share of the difference that is gone
 
-What the policy before did under an instruction that it had not learned yet says nothing, hence the second form.
-Both sides of a difference are drawn with the same noise. `variation` is D between two draws of noise under one
+What the policy did under an instruction before it learned it has no meaning, hence the second form. Both sides of a
+difference are drawn with the same noise. `variation` is D between two draws of noise under one
 instruction: movements that are not further apart than that cannot be told apart, and gone is not known.
 """
 
@@ -26,33 +26,32 @@ from lerobot_craft.anchors.files import write_atomically
 from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.intervals import CONFIDENCE, FloatArray
-from lerobot_craft.evaluation.results import Estimate
-from lerobot_craft.evaluation.versioned import read_versioned
+from lerobot_craft.evaluation.results import Estimate, read_versioned
 
 SCHEMA = 1
 LISTENING_FILE = "listening.json"
-MOSTLY_GONE = 0.5  # from here on a sentence names the pair
+MOSTLY_GONE = 0.5  # a sentence names pairs from this share on
 _RESAMPLES = 1000
 _STILL = 1e-3  # of the spread of the dimension that moves most
 
 
 @dataclass(frozen=True)
 class Listening:
-    """What was heard before and after.
+    """How far instructions are told apart, before and after fine-tuning.
 
     Attributes:
-        before: Where the policy before was found.
-        after: Where the policy after was found.
-        dataset: Where the frames are from.
-        frames: How many.
-        episodes: Of how many episodes: intervals resample these.
+        before: Path of the policy before fine-tuning.
+        after: Path of the policy after it.
+        dataset: Source of the frames.
+        frames: Number of frames.
+        episodes: Number of their episodes, which the intervals resample.
         instructions: Rows and columns of all matrices.
-        learned: Those of them that the dataset's own frames have.
+        learned: The instructions of the dataset's own frames.
         apart_if_kept: How far instruction i (row) would be from j (column) had it been kept, in units of the spread.
         apart_now: How far they are, in the same unit.
         variation: Per instruction, D between two draws of the noise, before.
         moved: Per instruction, D between before and after.
-        gone: Per pair, with its interval; None where the pair cannot be told apart.
+        gone: Per pair, with its interval; None if the pair cannot be told apart.
     """
 
     schema: int
@@ -73,9 +72,10 @@ class Listening:
     gone: list[list[Estimate | None]]
 
     def swallowed_by(self, instruction: str) -> tuple[str, Estimate] | None:
-        """What an instruction sounds like now: of the learned ones, or of all where none is, the nearest and how near.
+        """The instruction whose movement this one has come closest to, and the share of the difference that is gone.
 
-        None for a learned instruction, and where it cannot be told apart from any of them.
+        Only learned instructions count, or all if none was learned. None for a learned instruction, and for one that
+        could not be told apart from any of them before.
         """
         if instruction in self.learned:
             return None
@@ -85,7 +85,7 @@ class Listening:
         return max(known, key=lambda pair: pair[1].value, default=None)
 
     def sentences(self) -> list[str]:
-        """One for each instruction that is mostly gone, the worst first; else one that says that none is."""
+        """One sentence for each instruction that is mostly gone, the worst first; else one that says that none is."""
         found = {name: pair for name in self.instructions if (pair := self.swallowed_by(name)) is not None}
         lost = sorted((pair[1].value, name) for name, pair in found.items() if pair[1].value >= MOSTLY_GONE)
         if lost:
@@ -113,15 +113,15 @@ def compare(
     spread: FloatArray,
     learned: Sequence[bool],
 ) -> dict[str, Any]:
-    """Matrices and intervals.
+    """The measured fields of `Listening`.
 
     Args:
         before: Actions [I, F, H, A] of the policy before.
         again: The same with other noise.
         after: Actions of the policy after.
-        episode: Of each frame [F].
-        spread: The unit of each dimension [A]; one that hardly moves weighs nothing.
-        learned: Of each instruction [I], whether fine-tuning was to change it.
+        episode: Episode of each frame [F].
+        spread: Unit of each dimension [A]; a dimension that hardly moves has no weight.
+        learned: Whether fine-tuning was to change each instruction [I].
     """
     before, again, after = (_in_units(actions, spread) for actions in (before, again, after))
     target = np.where(np.asarray(learned)[:, None, None, None], after, before)
@@ -151,7 +151,7 @@ def compare(
 
 
 def apart(actions: FloatArray, again: FloatArray, spread: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """How far one policy's instructions are apart [I, I], and each from itself under other noise [I].
+    """How far apart one policy's instructions are [I, I], and each from itself under other noise [I].
 
     Args:
         actions: What it does [I, F, H, A].
@@ -198,7 +198,7 @@ def _interval(
 
 
 def write_listening(path: Path, listening: Listening) -> None:
-    """Write it so that a reader sees the former file or this one, never a part."""
+    """Write the file atomically: a reader sees the former one or this one."""
     write_atomically(path, to_json(listening))
 
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
+from lerobot_craft.anchors.files import read_bytes, write_atomically
+from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.versioned import read_versioned
 
 SCHEMA = 2
 
@@ -24,7 +23,7 @@ _RATE_ROUNDING = 1e-9
 
 
 def policy_name(policy: str, view: View) -> str:
-    """A policy's name, with what it observes if that is not the usual."""
+    """A policy's name, and what it observes if that is not the default."""
     return policy if view == "told" else f"{policy}, object only in the picture"
 
 
@@ -50,7 +49,7 @@ class Anchors:
 
 @dataclass(frozen=True)
 class Drift:
-    """Distance from the teacher on old tasks at the end of training; None where it was not measured."""
+    """Distance from the teacher on old tasks at the end of training; None if not measured."""
 
     action: float | None
     hidden: float | None
@@ -81,7 +80,7 @@ class Run:
 
     Attributes:
         method: Name on the command line; `label` is the name for people.
-        role: `tuning` for scenarios on which settings were chosen, `final` for those that were kept for the table.
+        role: `tuning` for scenarios on which settings were chosen, `final` for those kept for the final table.
         new_task: What was learnt; the last task of a sequence.
         same_scene: The old tasks that share the new one's scene: none, some or all of them.
         base: Success rate of every task before fine-tuning, the new ones included.
@@ -89,14 +88,14 @@ class Run:
         stages: None, or one entry per task of a sequence, in order.
         n_episodes: Episodes behind each rate.
         step_overhead: Time of a step over one of plain fine-tuning; None for plain fine-tuning itself.
-        command: The line that repeats the run.
-        trunk: Scenarios of one trunk begin with the same base policy, seed by seed; None for one of its own.
+        command: The command that repeats the run.
+        trunk: Scenarios of one trunk share their base policies, seed by seed; None if the scenario has its own.
         view: What the policy observes.
         tier: What the method was given of the old tasks; None in files that do not say.
         rollouts: The base policy's own episodes per old task that the method was given.
         blind: Success rate of the base policy with a black picture, by task; empty if not measured.
         base_episodes: `base`, episode by episode: "1" or "0" per start state, in order; empty if not kept.
-        after_episodes: `after` likewise, from the same start states.
+        after_episodes: The same of `after`, from the same start states.
         starts_by_seed: Whether every seed drew its own start states. If not, all seeds share those of a task.
     """
 
@@ -148,14 +147,14 @@ class Run:
 
     @property
     def base_policy(self) -> tuple[str, View, str, int]:
-        """Runs with the same one began with the same policy."""
+        """Identifies the base policy: runs with the same value began with the same one."""
         return self.policy, self.view, self.trunk or self.scenario, self.seed
 
     @property
     def frames(self) -> int | None:
-        """Old frames as a setting of the method, in a sequence of each task; None where it takes all there are.
+        """Old frames as a setting of the method, per task in a sequence; None if it takes all.
 
-        0 for rollouts: their number is the setting, and their length is not.
+        0 for rollouts: their number is the setting, not their length.
         """
         if self.rollouts:
             return 0
@@ -164,13 +163,13 @@ class Run:
         if self.stages is None:
             return self.anchors.frames
         before_the_last = len(self.base) - 1  # tasks whose frames are there when the last one is learnt
-        # Up, for the datasets may have had fewer frames than were asked for.
+        # Rounded up: the datasets may have had fewer frames than were asked for.
         return math.ceil(self.anchors.frames / before_the_last)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its 95 % interval; bounds are None for what is so by definition, such as a base's own loss."""
+    """A mean with its 95 % interval; bounds are None for a value by definition, such as the loss of a base policy."""
 
     value: float
     low: float | None
@@ -183,7 +182,7 @@ class Summary:
 
     Attributes:
         method: As in `Run`; `base` is the policy before fine-tuning.
-        frames: Old frames; None where the method takes all there are.
+        frames: Old frames; None if the method takes all.
         n_bases: Different base policies.
         n_episodes: Episodes per task and run; the smallest number if runs differ.
         n_starts: Different start states per task: episodes, times seeds if each drew its own.
@@ -195,7 +194,7 @@ class Summary:
         forgotten: Success on old tasks before minus after.
         kept: Success on old tasks after over before, a ratio of means; None if it was 0 before.
         worst: Lowest ratio of after over before of a single task of a scenario, over its seeds; None for base policies.
-        worst_task: That task, with its scenario where the row has several.
+        worst_task: That task, with its scenario if the row has several.
         new_vs_plain: Success on the new task minus that of plain fine-tuning from the same base policies and start
             states, after as many steps; None without such runs.
         train_seconds: Mean over runs, as are `step_overhead`, `bytes` and `cached_bytes`.
@@ -238,7 +237,7 @@ class Summary:
 class SequenceSummary:
     """One method over sequences of tasks, in LIBERO's scores (`evaluation.continual` has the definitions).
 
-    `frames` are old frames of each task; None where the method takes all there are. The other fields are as in
+    `frames` are old frames of each task; None if the method takes all. The other fields are as in
     `Summary`.
     """
 
@@ -276,7 +275,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Correlations:
-    """Which drift foretells forgetting, for one policy; None where there are too few pairs or no spread."""
+    """Which drift foretells forgetting, for one policy; None if there are too few pairs or no spread."""
 
     action_per_run: Correlation | None
     hidden_per_run: Correlation | None
@@ -311,7 +310,7 @@ class Results:
 
 
 def write_results(path: Path, results: Results) -> None:
-    """Write `results.json` so that a reader sees the former file or this one, never a part."""
+    """Write `results.json` atomically: a reader sees the former file or this one."""
     try:
         data = to_json(results)
     except StrictJSONError as error:
@@ -320,7 +319,7 @@ def write_results(path: Path, results: Results) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write what is made from results, with the same promise."""
+    """Write a text that is made from results, atomically as well."""
     write_atomically(path, text.encode())
 
 
@@ -338,6 +337,18 @@ def read_results(path: Path) -> Results:
     except CraftError as error:
         raise CraftError(f"{path}: {error}") from error
     return results
+
+
+def read_versioned[Content](path: Path, cls: type[Content], schema: int) -> Content:
+    """Read a JSON file strictly into a dataclass with a field `schema`: the number of the file's format.
+
+    Raises:
+        StrictJSONError: It has another schema, or a field that is unknown, missing, doubled or of another type.
+    """
+    content = parse_object(read_bytes(path))
+    if content.get("schema") != schema:
+        raise StrictJSONError(f"schema: this release reads schema {schema}, the file has {content.get('schema')!r}")
+    return decode(cls, content)
 
 
 def check_runs(runs: Iterable[Run]) -> None:

@@ -90,7 +90,7 @@ def summarise_sequences(runs: Iterable[Run]) -> list[SequenceSummary]:
 
 
 def group_by_policy_and_role(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs of one policy, view and role together: policies as they came, scenarios kept for the table first."""
+    """Runs of one policy, view and role together: policies in order of appearance, final scenarios first."""
     groups: dict[tuple[str, View], dict[Role, list[Run]]] = {}
     for run in runs:
         groups.setdefault((run.policy, run.view), {"final": [], "tuning": []})[run.role].append(run)
@@ -98,10 +98,9 @@ def group_by_policy_and_role(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def group_by_setting(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that differ by scenario and seed only: by tier and how much of it, then methods as they came.
+    """Runs that differ by scenario and seed only. Sorted by tier, amount, then method in order of appearance.
 
-    Runs that do not say their tier come first, by method and then frames. Settings that are equal in all of this keep
-    the order in which they came.
+    Runs without a tier come first, by method and then frames. Settings that are equal in all of this keep their order.
     """
     groups: dict[Setting, list[Run]] = {}
     methods: dict[str, int] = {}
@@ -135,9 +134,9 @@ def pair_runs(ours: Iterable[Run], theirs: Iterable[Run]) -> list[tuple[Run, Run
 def rate(cells: Sequence[Cell], n_episodes: int, *, before: bool = False) -> Estimate:
     """Mean success with an interval: the wider of Wilson's over all episodes and the bootstrap over runs.
 
-    The bootstrap sees how runs differ but is a point where all agree (1.0 in every cell); Wilson's sees how few the
-    episodes are but not how runs differ. Where single episodes are known, Wilson's counts each start state once,
-    however many seeds and scenarios were measured from it.
+    The bootstrap sees how runs differ, but has no width if all agree (1.0 in every cell). Wilson's sees how few
+    episodes there are, but not how runs differ. If single episodes are known, Wilson's counts each start state once,
+    even if several seeds and scenarios were measured from it.
 
     Args:
         cells: Rates.
@@ -153,8 +152,8 @@ def rate(cells: Sequence[Cell], n_episodes: int, *, before: bool = False) -> Est
 def difference(first: Sequence[Cell], second: Sequence[Cell], n_episodes: int, *, before: bool = False) -> Estimate:
     """Mean of `first - second`, cell by cell, with the wider of Newcombe's interval and the paired bootstrap.
 
-    Where single episodes are known on both sides, they are paired by start state: Newcombe's interval is then the one
-    for paired rates over different start states, and the bootstrap draws the same starts for both sides.
+    If single episodes are known on both sides, they are paired by start state: Newcombe's interval is then the one for
+    paired rates over different start states, and the bootstrap draws the same starts for both sides.
 
     Args:
         first: Rates.
@@ -191,8 +190,8 @@ def ratio(after: Sequence[Cell], before: Sequence[Cell], lost: Estimate) -> Esti
     Args:
         after: Rates.
         before: Rates of the same tasks of the same runs.
-        lost: Mean of `before - after`. Its interval over the mean before is what the ratio's has at least: the
-            bootstrap alone is a point where nothing changed in any cell.
+        lost: Mean of `before - after`. The ratio's interval is at least this one's over the mean before: the
+            bootstrap alone has no width if no cell changed.
     """
     base = nested_mean(before)
     if base == 0:
@@ -216,12 +215,12 @@ def new_cells(runs: Iterable[Run], *, before: bool = False) -> list[Cell]:
 
 
 def same_scene_cells(runs: Iterable[Run], *, before: bool = False) -> list[Cell]:
-    """Success on the old tasks that share the new one's scene, where there are any."""
+    """Success on the old tasks that share the new one's scene, if any."""
     return _cells(runs, lambda run: run.same_scene, before)
 
 
 def elsewhere_cells(runs: Iterable[Run], *, before: bool = False) -> list[Cell]:
-    """Success on the other old tasks, where there are any."""
+    """Success on the other old tasks, if any."""
     return _cells(runs, lambda run: run.elsewhere, before)
 
 
@@ -257,12 +256,12 @@ def _cells(runs: Iterable[Run], tasks: Callable[[Run], Sequence[str]], before: b
 
 
 def _measured(cells: Sequence[Cell], before: bool) -> int:
-    """How many of them were measured: a base policy once, however many scenarios begin with it."""
+    """How many cells were measured: a base policy counts once, even if several scenarios begin with it."""
     return len({(cell.trunk or cell.scenario, cell.seed, cell.task) for cell in cells}) if before else len(cells)
 
 
 def _base_row(runs: Sequence[Run]) -> Summary:
-    """The policies before fine-tuning, each once however many methods started from it."""
+    """The policies before fine-tuning, each once."""
     bases = list({(run.scenario, run.seed): run for run in runs}.values())
     blind = {(run.scenario, run.seed): run for run in runs if run.blind}.values()
     blinded = [
@@ -321,7 +320,7 @@ def _row(runs: Sequence[Run], plain: Sequence[Run]) -> Summary:
 
 
 def _shared_fields(runs: Sequence[Run], old: Sequence[Cell], *, before: bool) -> dict[str, Any]:
-    """Sample sizes and success, which base policies have like methods."""
+    """Sample sizes and success: what rows of base policies and of methods have in common."""
     n = min(run.n_episodes for run in runs)
     seeds = {run.seed for run in runs}
     same, elsewhere = same_scene_cells(runs, before=before), elsewhere_cells(runs, before=before)
@@ -345,13 +344,13 @@ def _shared_fields(runs: Sequence[Run], old: Sequence[Cell], *, before: bool) ->
 
 
 def _worst(runs: Sequence[Run]) -> tuple[float | None, str | None]:
-    """Lowest ratio of after over before among tasks of scenarios, each over its seeds, and what it is called."""
+    """The lowest ratio of after over before of a single task of a scenario, over its seeds, and the task's name."""
     sums: dict[tuple[str, str], tuple[float, float]] = {}
     for run in runs:
         for task in run.old_tasks:
             before, after = sums.get((task, run.scenario), (0.0, 0.0))
             sums[task, run.scenario] = (before + run.base[task], after + run.after[task])
-    # By name where ratios are equal: a file has its tasks in that order, and gives the same row when it is read.
+    # Equal ratios are sorted by name, the order of tasks in a file, so that a file gives the same row when it is read.
     ratios = sorted((after / before, task, scenario) for (task, scenario), (before, after) in sums.items() if before)
     if not ratios:
         return None, None
@@ -360,7 +359,7 @@ def _worst(runs: Sequence[Run]) -> tuple[float | None, str | None]:
 
 
 def _new_vs_plain(runs: Sequence[Run], plain: Sequence[Run]) -> Estimate | None:
-    """Against plain fine-tuning with as many steps, if all of the runs have such a partner."""
+    """Success on the new task minus that of plain fine-tuning with as many steps, if all runs have such a partner."""
     pairs = pair_runs(runs, [run for run in plain if run.steps == runs[0].steps])
     if runs[0].method == PLAIN or len(pairs) < len(runs) or len({run.steps for run in runs}) > 1:
         return None
@@ -403,7 +402,7 @@ def _sequence_row(runs: Sequence[Run]) -> SequenceSummary:
 
 
 def _score(scores: Iterable[tuple[Run, Score | None]], least: float = 0.0) -> Estimate | None:
-    """A score from `least` to 1: the wider of the bootstrap over runs and of what finite episodes alone leave open."""
+    """A score from `least` to 1, with the wider of the bootstrap over runs and the error of finite episodes."""
     known = [(run, score) for run, score in scores if score is not None]
     if not known:
         return None

@@ -15,7 +15,7 @@ _ROLES: dict[Role, str] = {
 
 
 def summary_table(rows: Sequence[Summary]) -> str:
-    """One Markdown table per policy, view and role, with what stands behind it above."""
+    """One Markdown table per policy, view and role, each below its sample sizes."""
     blocks = []
     for group in grouped(rows):
         first = group[0]
@@ -34,9 +34,9 @@ def summary_table(rows: Sequence[Summary]) -> str:
 
 
 def columns_of(rows: Sequence[Summary]) -> dict[str, Callable[[Summary], Estimate | str | None]]:
-    """Columns that some row has something for, each with what it shows of a row: None where a number is missing.
+    """Columns that at least one row has a value for, each with what it shows of a row; None if a number is missing.
 
-    Without any task in the new one's scene all old tasks are elsewhere, and it needs no column.
+    If no task is in the new task's scene, all old tasks are elsewhere and there is no such column.
     """
     columns: dict[str, Callable[[Summary], Estimate | str | None]] = {"old tasks": lambda row: row.old_mean}
     if any(row.same_scene for row in rows):
@@ -80,12 +80,12 @@ class Given(Protocol):
 
 
 def given(row: Summary) -> str:
-    """What the user has of the old tasks; a base was not fine-tuned and needs none of it."""
+    """What the user has of the old tasks; empty for a base policy, which was not fine-tuned."""
     return "" if row.train_seconds is None else given_to(row)
 
 
 def given_to(method: Given) -> str:
-    """What the user has of the old tasks, in words; nothing where that is nothing."""
+    """What the user has of the old tasks, in words; empty if nothing."""
     if method.tier == "nothing":
         return ""
     if method.tier == "instructions":
@@ -118,7 +118,7 @@ def sequence_table(rows: Sequence[SequenceSummary]) -> str:
 
 
 def where_chosen(rows: Sequence[Summary] | Sequence[SequenceSummary]) -> str | None:
-    """Where the settings in brackets come from, in words; None where there are none."""
+    """The origin of the settings in brackets, in words; None if there are none."""
     values: dict[str, set[str]] = {}
     for row in rows:
         if row.knob is not None:
@@ -187,7 +187,7 @@ def name_of(label: str, knob: Knob | None) -> str:
 
 
 def format_estimate(estimate: Estimate | None) -> str:
-    """`0.95 [0.91, 0.98]`; a dash where nothing was measured."""
+    """`0.95 [0.91, 0.98]`; a dash if nothing was measured."""
     if estimate is None:
         return "-"
     if estimate.low is None or estimate.high is None:

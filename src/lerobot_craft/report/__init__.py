@@ -1,4 +1,5 @@
-"""The report: one self-contained HTML page from what runs wrote down. It needs no script, no network and no torch.
+"""The report: one self-contained HTML page from the files that runs wrote. It needs no script, no network and no torch.
 
-Each section is a function from what was read to markup, or to nothing where its data is missing; `page` orders them.
+`inputs` reads, `tables`, `figures`, `trainings` and `prose` make sections (None if their data is missing), and `page`
+orders them. What a section looks like is in `templates/`.
 """

@@ -1,4 +1,4 @@
-"""Paths in, what is to be shown out: results of a bench, evaluations, trainings, told apart by what they are."""
+"""What a page is made of, read from paths: results of a bench, evaluations, listenings and trainings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,8 +9,7 @@ from lerobot_craft.anchors.strict_json import StrictJSONError, parse_object
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.listening import LISTENING_FILE, Listening, read_listening
 from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, read_evaluation
-from lerobot_craft.evaluation.results import Results, read_results
-from lerobot_craft.report.filmstrips import Strip, load_strips
+from lerobot_craft.evaluation.results import Filmstrip, Results, read_results
 from lerobot_craft.report.training_runs import TrainingRun, read_training, told_apart
 from lerobot_craft.training.records.journal import METRICS_FILE
 
@@ -21,8 +20,17 @@ _WANTED = (
     "three JSON files itself."
 )
 
-# A field that only this kind of file has; what is wrong in a file, its own reader says best.
+_PNG = b"\x89PNG\r\n\x1a\n"
+# A field that only this kind of file has. What is wrong in a file is for its own reader to say.
 _TELLING = {RESULTS_FILE: "runs", EVALUATION_FILE: "rows", LISTENING_FILE: "apart_if_kept"}
+
+
+@dataclass(frozen=True)
+class Strip:
+    """A caption and the PNG bytes of each stage that was filmed, in order."""
+
+    caption: str
+    pictures: dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,7 @@ class Source:
 
 @dataclass
 class Inputs:
-    """All that a page is made of, each kind in the order in which it was given."""
+    """All that a page is made of, each kind in the order given."""
 
     sources: list[Source] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
@@ -86,19 +94,51 @@ def _add(found: Inputs, file: Path) -> None:
             raise CraftError(f"{file}: nothing is played in it yet. Let `craft eval` finish a task, then try again.")
         found.evaluations.append(evaluation)
     else:
-        found.sources.append(load_source(file))
+        found.sources.append(_load_source(file))
 
 
-def load_source(file: Path) -> Source:
+def _load_source(file: Path) -> Source:
     """Read a results file with its pictures."""
     results = read_results(file)
     if not results.runs:
         raise CraftError(f"{file}: there is no finished run in it. Let `craft bench` finish one, then try again.")
-    return Source(results, load_strips(results.media, file.parent))
+    return Source(results, _load_strips(results.media, file.parent))
+
+
+def _load_strips(media: Sequence[Filmstrip], directory: Path) -> list[Strip]:
+    """Read the pictures beside `results.json`; one that is gone is left out.
+
+    Raises:
+        CraftError: A name leads out of the directory (the page would carry a file that nobody meant to publish), or the
+            file is no PNG.
+    """
+    strips = []
+    for strip in media:
+        names = {"before": strip.before, "plain": strip.plain, "craft": strip.craft}
+        pictures = {
+            stage: picture
+            for stage, name in names.items()
+            if name is not None and (picture := _read_picture(directory, name)) is not None
+        }
+        if pictures:
+            strips.append(Strip(strip.caption, pictures))
+    return strips
+
+
+def _read_picture(directory: Path, name: str) -> bytes | None:
+    path = (directory / name).resolve()
+    if not path.is_relative_to(directory.resolve()):
+        raise CraftError(f"media: {name} is not below {directory}. Put the picture there and name it relative to it.")
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    if not data.startswith(_PNG):
+        raise CraftError(f"media: {path} is no PNG. Save the picture as PNG, or take it out of the results file.")
+    return data
 
 
 def _kind_of(file: Path) -> str:
-    """The name that such a file has by default. Dated copies have other names: their content tells."""
+    """The default name of such a file. Dated copies have other names and are known by their content."""
     if file.name in _TELLING or file.name == METRICS_FILE:
         return file.name
     try:

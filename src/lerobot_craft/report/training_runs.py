@@ -1,4 +1,4 @@
-"""What a training wrote down, read back: its lines, its anchor steps, and what the run is."""
+"""What a training wrote: its record, its logged steps and its anchor steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from lerobot_craft.training.records.run_file import RUN_FILE, RunFile, read_run_
 type Rows = list[dict[str, Any]]
 
 _DRIFT_OF_TASK = "retention_loss/"
-_WORDS = ("method", "mode")  # what a logged step says in words
+_WORDS = ("method", "mode")  # fields of a logged step that are text
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class TrainingRun:
     """One output directory of `craft train`.
 
     Attributes:
-        name: What the page calls it.
-        directory: Where it is.
-        record: `run.json`; None for a run of a release that wrote none.
+        name: Its name on the page.
+        directory: Its directory.
+        record: `run.json`; None if its release wrote none.
         metrics: Logged steps.
-        history: Anchor steps; empty where they were not kept.
+        history: Anchor steps; empty if they were not kept.
         modules: Cosines by module, of the same steps.
     """
 
@@ -51,12 +51,12 @@ class TrainingRun:
 
     @property
     def steps(self) -> Rows:
-        """Steps that may hold drift and multipliers: every anchor step, or the logged ones where that is all."""
+        """Steps that may have drift and multipliers: every anchor step, or the logged ones if there is no history."""
         return self.history or self.metrics
 
     @property
     def last_step(self) -> int:
-        """Up to where the run has come."""
+        """The last step that was logged."""
         return int(self.metrics[-1]["step"])
 
     @cached_property
@@ -67,18 +67,18 @@ class TrainingRun:
 
     @property
     def epsilon(self) -> float | None:
-        """The last budget that was written down; None for lwf, which logs one and holds nothing to it."""
+        """The last budget that was written; None for lwf, which logs one but does not enforce it."""
         if self.method != "craft":
             return None
         return next((row["epsilon"] for row in reversed(self.steps) if "epsilon" in row), None)
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
-        """All old tasks together, then each, by the rule of the run's own summary."""
+        """All old tasks together, then each one, by the rule of the run's own summary."""
         return list(outcomes(self.metrics, self.tasks, self.history or None))
 
     def series(self, key: str) -> list[tuple[float, float]]:
-        """(step, value) of a measure, where it was measured."""
+        """(step, value) of a measure, at the steps that have it."""
         return [(row["step"], row[key]) for row in self.steps if key in row]
 
 
@@ -101,7 +101,7 @@ def read_training(directory: Path) -> TrainingRun:
 
 
 def _checked(directory: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A logged step as it is; JSON takes any value where a number belongs, and a drawing does not."""
+    """A logged step, if its values are numbers: JSON allows any value, a drawing does not."""
 
     def checked(values: dict[str, Any]) -> dict[str, Any]:
         for key, value in values.items():
@@ -117,7 +117,7 @@ def _checked(directory: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 
 def told_apart(directories: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many of them as it takes to tell all apart."""
+    """The last part of each path, or as many parts as needed to tell all apart."""
     parts = [directory.resolve().parts for directory in directories]
     most = max(map(len, parts), default=1)
     for length in range(1, most):

@@ -1,8 +1,8 @@
 """LeRobot's own policies at a few hundred thousand parameters, offline.
 
-pi0, pi05 and pi0_fast have their sizes written into their constructors, and their tokenizers live on the Hub. Here they
-are built by lerobot's own classes at sizes that a config file holds, with tokenizers made on the spot; forward and loss
-are lerobot's. smolvla, act and diffusion need no class of their own.
+lerobot's pi0, pi05 and pi0_fast have fixed sizes in their constructors, and their tokenizers are on the Hub. Here
+lerobot's own classes are built at sizes from a config file, with tokenizers made locally; forward and loss are
+lerobot's. smolvla, act and diffusion need no class of their own.
 
 `checkpoints.make_checkpoint` makes a directory that `--policy.path` loads, also in stock `lerobot-train` and
 `lerobot-eval` when given `--discover_packages_path=lerobot_craft.tiny`. (Without a prefix: lerobot 0.6.1 takes
@@ -15,13 +15,10 @@ Importing this package registers `pi0_fast_tiny`, `pi0_tiny` and `pi05_tiny` and
 from pathlib import Path
 
 from lerobot_craft.lerobot_api.foreign_code import vouch_for
-from lerobot_craft.tiny import processor_pi0_fast_tiny as _registers_its_step  # noqa: F401
-from lerobot_craft.tiny.configuration_pi0_fast_tiny import PI0FastTinyConfig
-from lerobot_craft.tiny.configuration_pi0_tiny import PI0TinyConfig
-from lerobot_craft.tiny.configuration_pi05_tiny import PI05TinyConfig
+from lerobot_craft.tiny.pi import PI0FastTinyConfig, PI0TinyConfig, PI05TinyConfig
 from lerobot_craft.tiny.sizes import TinySizes
 
-# Each FAST tokenizer that is made here carries a copy of this file, and lerobot runs the copy.
+# Each FAST tokenizer that is made here has a copy of this file, and lerobot runs the copy.
 vouch_for(Path(__file__).with_name("processing_action_tokenizer.py"))
 
 __all__ = ["PI0FastTinyConfig", "PI0TinyConfig", "PI05TinyConfig", "TinySizes"]

@@ -1,20 +1,23 @@
 """Checkpoint directories of small real policies, made without a download."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from lerobot.configs import FeatureType, NormalizationMode, PolicyFeature
 from lerobot.policies import get_policy_class, make_policy_config, make_pre_post_processors
+from lerobot.utils.feature_utils import dataset_to_policy_features
 from numpy.typing import ArrayLike
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.number_embeddings import smooth_numbers
 from lerobot_craft.tiny.recipes import RECIPES, Ingredients, Stats
 from lerobot_craft.tiny.sizes import TinySizes
+from lerobot_craft.tiny.tokenizers import STATE_BINS
 
 POLICY_TYPES = tuple(RECIPES)
 _CHUNK_SIZE = 8
@@ -25,6 +28,14 @@ _STATS_OF = {
     NormalizationMode.QUANTILES: ("q01", "q99"),
     NormalizationMode.QUANTILE10: ("q10", "q90"),
 }
+_LOWEST, _HIGHEST = -1.0, 4.0  # octaves: from a quarter of a wave over the whole range to eight waves
+_ACTION = "action"
+# A dimension that hardly moves in the old data has a tiny spread, and huge values as soon as it moves in the new.
+_STD_FLOOR = 1e-2
+# Share of the range by which minimum and maximum are moved apart: pi0_fast cannot express values outside of it.
+_MARGIN = 0.05
+_MARGIN_FLOOR = 1e-3
+_WIDENED = (("min", "max"), ("q01", "q99"), ("q10", "q90"))
 
 
 def make_checkpoint(
@@ -42,8 +53,7 @@ def make_checkpoint(
 ) -> Path:
     """Make a policy with random weights, its processors and its tokenizers, and save all as a checkpoint.
 
-    `config.json` names the tokenizers, which lie in `directory/assets`, by absolute path: move the directory and they
-    are no longer found.
+    `config.json` names the tokenizers in `directory/assets` by absolute path: they are lost if the directory moves.
 
     Args:
         policy_type: One of `POLICY_TYPES`. The pi family needs a camera; act and diffusion a camera or
@@ -53,11 +63,11 @@ def make_checkpoint(
         output_features: The action.
         dataset_stats: Statistics that the processors normalise by: min and max for pi0_fast and diffusion, q01 and q99
             for pi05, mean and std for the others.
-        instructions: Every instruction the policy will be given, of old tasks and new. Words that are in none of them
-            are spelt in bytes and may not fit into the prompt.
+        instructions: Every instruction the policy will be given, of old tasks and new. Other words are spelled in bytes
+            and may not fit into the prompt.
         action_chunks: Actions [N, H, A], not normalised, that pi0_fast's action tokenizer is fitted on.
         sizes: Sizes to build at; the defaults of `TinySizes` if None.
-        seed: Seed of the weights. The caller's random state stays as it was.
+        seed: Seed of the weights. The caller's random state does not change.
         **config_overrides: Fields of the policy's configuration. `chunk_size` is the length of `action_chunks`, or 8;
             the device is the CPU.
 
@@ -119,7 +129,7 @@ def _chunk_size(action_chunks: ArrayLike | None, overrides: dict[str, Any]) -> i
 
 
 def _require_stats(config: Any, dataset_stats: Stats) -> None:
-    """Refuse statistics that lerobot's normaliser would do without, silently or at the first batch."""
+    """Refuse missing statistics: lerobot's normaliser would skip them silently, or fail at the first batch."""
     for name, feature in {**config.input_features, **config.output_features}.items():
         # An image without statistics is used as it is, in lerobot's own examples too.
         if feature.type is FeatureType.VISUAL:
@@ -130,3 +140,97 @@ def _require_stats(config: Any, dataset_stats: Stats) -> None:
             raise CraftError(
                 f"{config.type} normalises {name} by {mode.value}: give its {' and '.join(missing)} in dataset_stats."
             )
+
+
+def smooth_numbers(embedding: torch.Tensor, tokenizer: PreTrainedTokenizerBase, generator: torch.Generator) -> None:
+    """Overwrite the rows of ` 0` to ` 255` in an embedding [V, D] with sines and cosines, at the scale of the others.
+
+    pi0_fast and pi05 write the state into the prompt as numbers from 0 to 255. A language model that has read text
+    knows that 117 is next to 118. One with random weights would have to learn 256 words one by one from few
+    demonstrations, and acts badly on numbers that it has not seen.
+
+    Args:
+        embedding: Changed in place.
+        tokenizer: Its tokens are the rows; every number must be one token.
+        generator: Draws the phases.
+    """
+    rows = [tokenizer.encode(f" {number}", add_special_tokens=False) for number in range(STATE_BINS)]
+    if any(len(tokens) != 1 for tokens in rows):
+        raise ValueError("a number from 0 to 255 is more than one token")
+    half = embedding.shape[1] // 2
+    number = torch.linspace(0, 1, STATE_BINS)[:, None]
+    waves = math.pi * 2 ** torch.linspace(_LOWEST, _HIGHEST, half)[None]
+    phase = 2 * math.pi * torch.rand(1, half, generator=generator)
+    smooth = torch.cat([(waves * number + phase).sin(), (waves * number + phase).cos()], dim=1)
+    smooth = torch.nn.functional.pad(smooth, (0, embedding.shape[1] - 2 * half))
+    with torch.no_grad():
+        embedding[[tokens[0] for tokens in rows]] = (2**0.5 * embedding.std() * smooth).to(embedding)
+
+
+def make_checkpoint_for(
+    policy_type: str,
+    directory: Path | str,
+    dataset: Any,
+    *,
+    instructions: Iterable[str],
+    chunk_size: int,
+    sizes: TinySizes | None = None,
+    seed: int = 0,
+    **config_overrides: Any,
+) -> Path:
+    """Make a policy with random weights for the robot of a dataset; see `make_checkpoint`.
+
+    Args:
+        policy_type: As for `make_checkpoint`.
+        directory: Where to save.
+        dataset: A LeRobotDataset; its statistics become the policy's, see `safe_stats`.
+        instructions: Every instruction the policy will be given, of later tasks too.
+        chunk_size: Actions per chunk.
+        sizes: Sizes to build at.
+        seed: Of the weights.
+        **config_overrides: Fields of the policy's configuration.
+
+    Returns:
+        The directory.
+    """
+    features = dataset_to_policy_features(dataset.meta.features)
+    return make_checkpoint(
+        policy_type,
+        directory,
+        input_features={name: feature for name, feature in features.items() if name != _ACTION},
+        output_features={_ACTION: features[_ACTION]},
+        dataset_stats=safe_stats(dataset.meta.stats),
+        instructions=instructions,
+        action_chunks=chunks_of(dataset, chunk_size),
+        sizes=sizes,
+        seed=seed,
+        **config_overrides,
+    )
+
+
+def safe_stats(stats: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The same statistics with a lower bound on every standard deviation and a margin around every range."""
+    return {name: _safe(values) for name, values in stats.items()}
+
+
+def _safe(values: Mapping[str, Any]) -> dict[str, Any]:
+    safe = dict(values)
+    if "std" in safe:
+        safe["std"] = np.maximum(np.asarray(safe["std"], dtype=np.float32), _STD_FLOOR)
+    for low, high in _WIDENED:
+        if low in safe and high in safe:
+            bottom, top = (np.asarray(safe[key], dtype=np.float32) for key in (low, high))
+            margin = _MARGIN * (top - bottom) + _MARGIN_FLOOR
+            safe[low], safe[high] = bottom - margin, top + margin
+    return safe
+
+
+def chunks_of(dataset: Any, chunk_size: int) -> npt.NDArray[np.float32]:
+    """The action chunk from each frame on, [N, H, A]; after the end of an episode its last action is repeated."""
+    columns = dataset.hf_dataset.data  # the Arrow table itself: rows of `hf_dataset` come with their images decoded
+    actions = np.asarray(columns.column(_ACTION).to_pylist(), dtype=np.float32)  # [N, A]
+    episode = columns.column("episode_index").to_numpy()
+    last = np.searchsorted(episode, episode, side="right") - 1  # [N], last row of each frame's episode
+    rows = np.minimum(np.arange(len(actions))[:, None] + np.arange(chunk_size), last[:, None])  # [N, H]
+    chunks: npt.NDArray[np.float32] = actions[rows]
+    return chunks

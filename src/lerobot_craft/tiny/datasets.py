@@ -33,13 +33,13 @@ def make_local_dataset(
     Args:
         root: Where the dataset goes.
         tasks: Instructions; a mapping gives each its own number of episodes. Tasks alternate, episode by episode.
-        episodes_per_task: Episodes of each task where `tasks` does not say.
+        episodes_per_task: Episodes of each task if `tasks` is no mapping.
         frames_per_episode: Length of the first episode; every later episode is one frame longer or shorter by turns.
         cameras: Image features.
         image_size: Height and width in pixels.
         state_dim: Size of `observation.state`.
         action_dim: Size of `action`.
-        seed: Of starting states and episode noise.
+        seed: Seed of starting states and episode noise.
         video: Store images as videos (slower to write, and lossy).
         fps: Frames per second.
     """

@@ -1,6 +1,7 @@
-"""The sizes of a tiny policy, and lerobot's pi modules made to build at them."""
+"""The sizes of a tiny policy, and how lerobot's pi modules are made to build at them."""
 
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,10 +10,11 @@ from types import ModuleType
 from typing import Any
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.swapping import swapped
 
 # What lerobot's pi modules call in their constructors; pi0_fast has no action expert and so lacks the last.
 _CONSTRUCTORS = ("get_gemma_config", "PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM")
+# All threads share a module's names: two policies that are built at the same time must not see each other's.
+_one_at_a_time = threading.RLock()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,27 @@ class TinySizes:
             raise CraftError(f"TinySizes: {self.num_heads} heads cannot share {self.num_kv_heads} key and value heads.")
         if self.vision_width % self.vision_heads:
             raise CraftError(f"TinySizes: {self.vision_width} does not divide into {self.vision_heads} vision heads.")
+
+
+@contextmanager
+def swapped(module: ModuleType, replacements: dict[str, Any]) -> Iterator[None]:
+    """Give names of a lerobot module other values inside the block; the former ones return, also after an error.
+
+    Blocks may be nested; blocks of other threads wait.
+
+    Args:
+        module: The module whose globals change.
+        replacements: The new value of each name. A name the module does not have is an `AttributeError`.
+    """
+    with _one_at_a_time:
+        before = {name: getattr(module, name) for name in replacements}
+        try:
+            for name, value in replacements.items():
+                setattr(module, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(module, name, value)
 
 
 @contextmanager

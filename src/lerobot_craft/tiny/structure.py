@@ -14,9 +14,9 @@ from lerobot.configs import FeatureType, PolicyFeature
 from lerobot.policies import PreTrainedPolicy, get_policy_class, make_policy_config
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.tiny.recipes import make_vlm
 from lerobot_craft.tiny.sizes import TinySizes
 from lerobot_craft.tiny.tokenizers import fit_action_tokenizer, make_text_tokenizer
-from lerobot_craft.tiny.vlm import make_vlm
 
 # HuggingFaceTB/SmolVLM2-500M-Video-Instruct, smolvla's default; the sizes of the pi family are in lerobot's own code.
 _SMOLVLM2_500M = TinySizes(

@@ -12,7 +12,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.tiny.processing_action_tokenizer import FastActionProcessor, as_text, quantise
 
 _SPECIAL = {"pad_token": "<pad>", "eos_token": "<eos>", "bos_token": "<bos>", "unk_token": "<unk>"}
-_STATE_BINS = 256  # the pi prompts write each state dimension as the number of its bin
+STATE_BINS = 256  # the pi prompts write each state dimension as the number of its bin
 
 
 def make_text_tokenizer(
@@ -23,9 +23,9 @@ def make_text_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """Make a text tokenizer for prompts of the pi family and save it.
 
-    Every word of the instructions, every state number and the prompts' own words are one token each. Any other text
-    falls apart into bytes, so nothing is ever unknown. Action tokens sit at the top of the vocabulary, where lerobot
-    counts downwards from `vocab_size`, as in PaliGemma.
+    Every word of the instructions, every state number and the prompts' own words are one token each. Any other text is
+    split into bytes, so nothing is unknown. Action tokens are at the top of the vocabulary, where lerobot counts down
+    from `vocab_size`, as in PaliGemma.
 
     Args:
         directory: Where to save; `AutoTokenizer.from_pretrained(directory)` loads it.
@@ -55,9 +55,9 @@ def make_text_tokenizer(
 
 
 def _prompts(instructions: Iterable[str]) -> Iterable[str]:
-    """Texts that hold every word the policies will be shown, at every place where it can stand."""
+    """Texts with every word that the policies will see, in every position that it can have."""
     yield "Task: , State: ;\nAction: |"
-    yield "".join(f" {number}" for number in range(_STATE_BINS)) + " -1"
+    yield "".join(f" {number}" for number in range(STATE_BINS)) + " -1"
     for instruction in instructions:
         spoken = instruction.strip().replace("_", " ").replace("\n", " ")
         yield f"Task: {spoken}, State:"  # pi0_fast, pi05

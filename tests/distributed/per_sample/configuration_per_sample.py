@@ -5,9 +5,7 @@ from lerobot.policies.act.configuration_act import ACTConfig
 from lerobot.policies.diffusion.configuration_diffusion import DiffusionConfig
 from lerobot.policies.smolvla.configuration_smolvla import SmolVLAConfig
 
-from lerobot_craft.tiny.configuration_pi0_fast_tiny import PI0FastTinyConfig
-from lerobot_craft.tiny.configuration_pi0_tiny import PI0TinyConfig
-from lerobot_craft.tiny.configuration_pi05_tiny import PI05TinyConfig
+from lerobot_craft.tiny.pi import PI0FastTinyConfig, PI0TinyConfig, PI05TinyConfig
 
 
 @PreTrainedConfig.register_subclass("act_per_sample")

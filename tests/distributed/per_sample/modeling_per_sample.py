@@ -6,9 +6,7 @@ from lerobot.policies.diffusion.modeling_diffusion import DiffusionPolicy
 from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
 from lerobot.utils.constants import ACTION
 
-from lerobot_craft.tiny.modeling_pi0_fast_tiny import PI0FastTinyPolicy
-from lerobot_craft.tiny.modeling_pi0_tiny import PI0TinyPolicy
-from lerobot_craft.tiny.modeling_pi05_tiny import PI05TinyPolicy
+from lerobot_craft.tiny.pi import PI0FastTinyPolicy, PI0TinyPolicy, PI05TinyPolicy
 from tests.distributed.per_sample.configuration_per_sample import (
     ACTPerSampleConfig,
     DiffusionPerSampleConfig,

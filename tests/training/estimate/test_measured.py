@@ -33,7 +33,7 @@ RUNS = {
 def test_the_estimate_is_within_ten_percent_of_the_measured_peak(name, anchor_data, checkpoints, tmp_path):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    from lerobot_craft.tiny.for_dataset import make_checkpoint_for
+    from lerobot_craft.tiny.checkpoints import make_checkpoint_for
 
     old = LeRobotDataset("local/old", root=anchor_data / "old")
     medium = make_checkpoint_for(

@@ -3,9 +3,8 @@ import json
 import pytest
 
 from lerobot_craft.training.estimate.ledger import REST, Peak
-from lerobot_craft.training.estimate.report import make_estimate
 from lerobot_craft.training.estimate.step import ANCHOR_PASS, OPTIMIZER_STEP, TASK_PASS, Sizes
-from lerobot_craft.training.estimate.table import as_json, as_text, verdict
+from lerobot_craft.training.estimate.table import as_json, as_text, make_estimate, verdict
 
 GIB = 2**30
 PARTS = {"weights": 2 * GIB, "optimizer": 4 * GIB, "gradients": 2 * GIB, "retention": 2 * GIB, "batch": GIB}

@@ -7,9 +7,9 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import replace
 from typing import Any
 
-from lerobot_craft.doctor.rendering import check_rendering, try_backend
+from lerobot_craft.doctor import Surroundings
+from lerobot_craft.doctor.machine import check_rendering, try_backend
 from lerobot_craft.doctor.software import install_extra
-from lerobot_craft.doctor.surroundings import Surroundings
 from lerobot_craft.errors import CraftError
 
 _VARIABLE = "MUJOCO_GL"

@@ -1,9 +1,9 @@
 """One training step without memory, in the order of `core/retention.py`, seen by a ledger.
 
-Task pass: forward and backward; the graph goes as the gradients come. Anchor pass: the task gradients are set aside and
-stay, the anchors' forward and their gradient follow. Then the two are merged in place and the optimizer steps. Weights,
-optimizer state and the task's batch live all along. Of several micro-batches, each pass is that of a later one: its
-gradients join those that are there.
+Task pass: forward and backward; the graph is freed as the gradients come. Anchor pass: the task gradients stay, the
+forward pass of the anchors and their gradient follow. Then the two are merged in place and the optimizer steps.
+Weights, optimizer state and the task's batch are alive throughout. With several micro-batches, each pass is that
+of a later one: its gradients join those that are there.
 """
 
 import contextlib
@@ -11,23 +11,25 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils.flop_counter import FlopCounterMode
 
-from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.columns import Columns, Ragged
+from lerobot_craft.anchors.retained import FIXED, Retained
 from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.anchors.teacher_values import teacher_columns
 from lerobot_craft.core.gradients import Gradients
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.input_shapes import Shape
 from lerobot_craft.policies import PolicyAdapter, mode, unwrapped
-from lerobot_craft.training.estimate.anchor_values import anchor_columns
 from lerobot_craft.training.estimate.ledger import REST, Ledger, Peak
-from lerobot_craft.training.estimate.unknown_values import UnknownValueError
-from lerobot_craft.training.estimate.weightless import make_batch
+from lerobot_craft.training.estimate.weightless import UnknownValueError, make_batch
 
 WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION, BATCH = "weights", "optimizer", "gradients", "retention", "batch"
-COPIES = "copies"  # of --craft.master_weights; made with the optimizer here, and there all along in a run
+COPIES = "copies"  # of --craft.master_weights; made with the optimizer here, alive throughout in a run
 DIVIDED = (WEIGHTS, OPTIMIZER, GRADIENTS, RETENTION)  # by FSDP, among its devices
 PHASES = TASK_PASS, ANCHOR_PASS, OPTIMIZER_STEP = "task pass", "anchor pass", "optimizer step"
 
@@ -37,11 +39,11 @@ class Anchoring:
     """The anchor pass of a run.
 
     Attributes:
-        adapter: Of the policy.
+        adapter: The adapter of the policy.
         retained: Which values are retained.
-        loss_type: How they are compared; None: as the values' kind has it.
+        loss_type: How they are compared; None: by the default of their kind.
         rows: Anchors in a step.
-        beside: What else is retained of the same anchors.
+        beside: Further modes on the same anchors.
     """
 
     adapter: PolicyAdapter
@@ -56,10 +58,10 @@ class Sizes:
     """Bytes of the parts of a step, each whole, and the peaks of its phases.
 
     Attributes:
-        parts: By the labels above; without an optimizer that can be imitated, its state is missing.
-        peaks: By phase; those that could not be imitated are missing.
-        unknown: Why one is missing, by phase.
-        operations: Floating-point operations of matrix products, convolutions and attention, by pass, as known.
+        parts: By the labels above; the optimizer state is missing if the optimizer cannot be imitated.
+        peaks: By phase; a phase that could not be imitated is missing.
+        unknown: By phase, why it is missing.
+        operations: Floating-point operations of matrix products, convolutions and attention, by pass.
     """
 
     parts: dict[str, int]
@@ -158,7 +160,7 @@ class Step:
         batch = make_batch(self._shapes, anchoring.rows)
         with mode(student, train=adapter.train_mode), self._autocast():
             asked = {
-                each: anchor_columns(adapter, student, batch, each, anchoring.rows)
+                each: _anchor_columns(adapter, student, batch, each, anchoring.rows)
                 for each in (retained, *anchoring.beside)
             }
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
@@ -183,7 +185,7 @@ class Step:
             gradients = self._joined(gradients, loss())
         self._parts[RETENTION] = self._ledger.label(gradients, RETENTION)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
-            if parameter.grad is None:  # merging writes into the task's gradient where there is one
+            if parameter.grad is None:  # merging writes into the task's gradient if there is one
                 parameter.grad = gradient
 
     def _joined(self, before: Gradients, loss: Tensor) -> Gradients:
@@ -237,3 +239,31 @@ class Step:
             reason = str(error).strip().splitlines()
             self._unknown[phase] = f"{type(error).__name__}: {reason[0]}" if reason else type(error).__name__
         return None
+
+
+def _anchor_columns(
+    adapter: PolicyAdapter, policy: Any, batch: Mapping[str, Any], retained: Retained, rows: int
+) -> Columns:
+    """What a teacher would have left in the cache: columns of the right shapes. The policy stands for its teacher.
+
+    A policy cannot write tokens without values, so the chunks of a token policy have the largest length it may write.
+    """
+    if adapter.output_kind == "logits" and retained.needs_fixed:
+        return _token_columns(policy.config.max_action_tokens, retained, rows)
+    rngs = [np.random.default_rng(row) for row in range(rows)]
+    with torch.no_grad():
+        return teacher_columns(adapter, policy, batch, retained.once(), rngs)
+
+
+def _token_columns(length: int, retained: Retained, rows: int) -> Columns:
+    columns: Columns = {f"{FIXED}tokens": _ragged(rows, length, torch.int32)}
+    return columns | {
+        name: _ragged(rows, positions, dtype, *width)
+        for name, (positions, dtype, width) in retained.token_columns(length).items()
+    }
+
+
+def _ragged(rows: int, length: int, dtype: torch.dtype, *width: int) -> Ragged:
+    with unset_fake_temporarily():
+        lengths = torch.full((rows,), length)  # real: code asks for its values
+    return Ragged(torch.zeros((rows * length, *width), dtype=dtype), lengths)

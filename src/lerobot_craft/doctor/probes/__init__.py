@@ -1,1 +1,0 @@
-"""Scripts that `lerobot_craft.doctor.probe` runs in a child process; they import nothing from craft."""
