@@ -121,8 +121,8 @@ def write_checkpoint(
 ) -> None:
     """Write all files of lerobot's checkpoint into an empty directory.
 
-    `frames` is the number that each of the `world` processes takes in a step; lerobot needs it to resume the data. For a
-    sharded policy, `gathered` holds the full states of policy and optimizer.
+    `frames` is the number that each of the `world` processes takes in a step; lerobot needs it to resume the data. For
+    a sharded policy, `gathered` holds the full states of policy and optimizer.
     """
     from lerobot.common.train_utils import save_checkpoint
 
