@@ -20,11 +20,11 @@ before = set(sys.modules)
 from lerobot.utils.import_utils import register_third_party_plugins
 register_third_party_plugins()
 new = set(sys.modules) - before
-from lerobot.configs.policies import PreTrainedConfig
-known = [*PreTrainedConfig.get_known_choices()]
-if "lerobot.envs" in sys.modules:
+known = []
+if "lerobot.policies" in sys.modules:
+    from lerobot.configs.policies import PreTrainedConfig
     from lerobot.envs import EnvConfig
-    known += EnvConfig.get_known_choices()
+    known = [*PreTrainedConfig.get_known_choices(), *EnvConfig.get_known_choices()]
 print(json.dumps({"known": known, "new": sorted(new)}))
 """
 
