@@ -28,7 +28,7 @@ from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.bench.plan import plan_films, plan_runs
 from lerobot_craft.bench.settings import first_start
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.rollouts import side_by_side
+from lerobot_craft.evaluation.evaluate import side_by_side
 from lerobot_craft.lerobot_api.rollouts import load_player
 from lerobot_craft.lerobot_api.watching import watch
 
