@@ -84,7 +84,6 @@ def typed(line, libero):
     return shlex.split(line.replace("=cuda", "=cpu").replace("--steps=5000", "--steps=1"))
 
 
-@pytest.mark.xfail(reason="--dataset.episodes leaves other tasks in the dataset's list of new instructions")
 @pytest.mark.slow  # two trainings of a small pi05
 @pytest.mark.timeout(900)
 def test_its_lines_train_a_policy_of_liberos_form(libero, craft_train, capfd):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lerobot_craft.anchors.build import Job, OpenDataset
 from lerobot_craft.anchors.plan import Plan, make_plan, parse_old_instructions
@@ -38,8 +39,21 @@ class OldFrames:
     instructions: Sequence[str]
 
 
-def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = None) -> Job:
-    """The job that a configuration describes for a teacher, with a memory's old frames if given."""
+def prepare(
+    config: BuildConfig,
+    teacher: Teacher,
+    memory: OldFrames | None = None,
+    *,
+    new_episodes: Sequence[int] | None = None,
+) -> Job:
+    """The job that a configuration describes for a teacher.
+
+    Args:
+        config: What to build.
+        teacher: Who is asked.
+        memory: Old frames beside those of the old datasets.
+        new_episodes: The episodes of the new dataset that are learned; None: all. The others show other tasks.
+    """
     adapter = adapter_for(teacher.config)
     opened = None if memory is None else memory.opened
     config = replace(config, anchor_source=config.source(adapter.reads_instruction, opened is not None))
@@ -61,12 +75,13 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
+    learned = [_learned(data, new_episodes) for data in new]
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_samples, config.old_frames, adapter),
         config.seed,
         [_source(data) for data in old],
-        [_source(data) for data in new],
+        [(table.take(rows), names) for rows, (table, names) in zip(learned, map(_source, new), strict=True)],
         _instructions_to_keep(config) if memory is None else memory.instructions,
         config.drawn_states,
         config.state_jitter,
@@ -76,6 +91,8 @@ def prepare(config: BuildConfig, teacher: Teacher, memory: OldFrames | None = No
         draws_from_old(config.draw_from, config.anchor_source, adapter),
         first=0 if opened is None else 1,
     )
+    for number, rows in enumerate(learned, start=len(old)):
+        plan.frame[plan.dataset == number] = rows[plan.frame[plan.dataset == number]]
     if len(plan) < plan.requested:
         logger.warning("%s", _fewer(plan))
     return Job(teacher, adapter, retained, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size)
@@ -123,6 +140,12 @@ def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]
 
 def _source(opened: OpenDataset) -> tuple[Any, Sequence[str]]:
     return frame_table(opened.dataset), instructions(opened.dataset.meta)
+
+
+def _learned(opened: OpenDataset, episodes: Sequence[int] | None) -> npt.NDArray[np.int64]:
+    """Rows of a new dataset that belong to these episodes."""
+    episode = frame_table(opened.dataset).episode
+    return np.arange(len(episode)) if episodes is None else np.flatnonzero(np.isin(episode, episodes))
 
 
 def _check_features(adapter: PolicyAdapter, teacher: Teacher, opened: OpenDataset) -> None:

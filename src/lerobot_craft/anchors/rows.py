@@ -39,7 +39,7 @@ def dataset_anchors(
     rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
     for of_first in (True, False):
         wanted = np.flatnonzero((table.task >= 0) & ((dataset < first) == of_first))
-        chosen = choose_frames(_rows_of(table, wanted), n - len(rows), [seed, _OLD])
+        chosen = choose_frames(table.take(wanted), n - len(rows), [seed, _OLD])
         rows = np.concatenate([rows, wanted[chosen]])
     anchors = _blank(len(rows))
     anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
@@ -160,7 +160,3 @@ def _join(
     )
     frame = np.concatenate([np.arange(length) for length in lengths])
     return joined, np.repeat(np.arange(len(lengths)), lengths), frame
-
-
-def _rows_of(table: FrameTable, rows: npt.NDArray[np.int64]) -> FrameTable:
-    return FrameTable(table.task[rows], table.episode[rows], table.position[rows], table.length[rows])

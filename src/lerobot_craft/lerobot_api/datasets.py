@@ -189,6 +189,15 @@ def instructions(dataset_meta: "LeRobotDatasetMetadata | StoredMeta") -> list[st
     return [] if dataset_meta.tasks is None else [str(task) for task in dataset_meta.tasks.index]
 
 
+def open_instructions(dataset: "LeRobotDataset") -> list[str]:
+    """The instructions of the episodes that are open, which `--dataset.episodes` may have narrowed down."""
+    listed = instructions(dataset.meta)
+    if getattr(dataset, "episodes", None) is None:
+        return listed
+    used = np.unique(dataset.hf_dataset.data.column("task_index").to_numpy())
+    return [listed[task] for task in used]
+
+
 def frame_numbers(dataset: "LeRobotDataset") -> npt.NDArray[np.int64]:
     """Each row's frame number in the whole dataset [N], even if only some episodes are open."""
     numbers: npt.NDArray[np.int64] = dataset.hf_dataset.data.column("index").to_numpy().astype(np.int64)

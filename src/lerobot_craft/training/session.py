@@ -15,7 +15,7 @@ from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
-from lerobot_craft.lerobot_api.datasets import instructions, open_metadata
+from lerobot_craft.lerobot_api.datasets import open_instructions, open_metadata
 from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
@@ -161,7 +161,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     if origin is not None:
         if not cfg.resume:
             craft = _worded(cfg, craft, policy, processors, origin, dataset)
-        before, remembered = _memory(cfg, craft, origin, instructions(dataset.meta))
+        before, remembered = _memory(cfg, craft, origin, open_instructions(dataset))
         if accelerator.is_main_process and not cfg.resume:
             _compare_rates(craft, before, cfg.dataset.repo_id, float(dataset.meta.fps))
         _start(method, cfg, craft, policy, processors, origin, optimizer, accelerator, remembered)

@@ -137,9 +137,9 @@ def _job(context: Context, directory: Path) -> Job:
     build = context.config.build_config(directory, new_dataset, context.seed)
     remembered = context.remembered
     if remembered is None:
-        return prepare(build, context.teacher)
+        return prepare(build, context.teacher, new_episodes=new.episodes)
     build = _with_room(build, len(remembered.held or ()), context)
-    return prepare(build, context.teacher, remembered.old_frames(context.teacher.config))
+    return prepare(build, context.teacher, remembered.old_frames(context.teacher.config), new_episodes=new.episodes)
 
 
 def _with_room(build: BuildConfig, remembered: int, context: Context) -> BuildConfig:

@@ -25,7 +25,6 @@ from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.preload import preloaded
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
-from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.policies import mode
 from lerobot_craft.training.methods.method import Context
 
@@ -165,7 +164,7 @@ def _choose(context: Context, datasets: Sequence[Any], count: int, flag: str | N
     tables = [frame_table(dataset) for dataset in datasets]
     kept = [np.flatnonzero(table.position < table.length - drop_last) for table in tables]
     sources = [
-        (_select(table, rows), instructions(dataset.meta))
+        (table.take(rows), instructions(dataset.meta))
         for table, rows, dataset in zip(tables, kept, datasets, strict=True)
     ]
     tasks = {names[task] for table, names in sources for task in np.unique(table.task)}
@@ -174,7 +173,3 @@ def _choose(context: Context, datasets: Sequence[Any], count: int, flag: str | N
     plan = make_plan("dataset", max(count, len(tasks)), context.seed, sources)
     rows = np.array([kept[d][f] for d, f in zip(plan.dataset, plan.frame, strict=True)], dtype=np.int64)
     return Demonstrations(datasets, plan, rows)
-
-
-def _select(table: FrameTable, rows: npt.NDArray[np.int64]) -> FrameTable:
-    return FrameTable(table.task[rows], table.episode[rows], table.position[rows], table.length[rows])
