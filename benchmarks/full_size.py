@@ -236,6 +236,7 @@ class Watched:
     Attributes:
         seconds: From its start to its end.
         steps: When each step's line came, in seconds from the start.
+        worked: What the processor had worked for it by then, in seconds: where others share a core, only that tells.
         starting_bytes: Resident at most, up to the first step's line.
         stepping_bytes: The same, from there to the last step's.
         opened: How often the weights file was opened.
@@ -243,6 +244,7 @@ class Watched:
 
     seconds: float = 0.0
     steps: dict[int, float] = field(default_factory=dict)
+    worked: dict[int, float] = field(default_factory=dict)
     starting_bytes: int = 0
     stepping_bytes: int = 0
     opened: int = 0
@@ -252,11 +254,10 @@ class Watched:
         """From the start of the process."""
         return next(iter(self.steps.values()), self.seconds)
 
-    @property
-    def step_seconds(self) -> float:
-        """Median of the steps after the first."""
-        at = list(self.steps.values())
-        return median(after - before for before, after in itertools.pairwise(at))
+
+def of_a_step(times: dict[int, float]) -> float:
+    """Median of the steps after the first."""
+    return median(after - before for before, after in itertools.pairwise(times.values()))
 
 
 def watch(
@@ -279,6 +280,7 @@ def watch(
             if step < 1 or step in seen.steps or process.poll() is not None:
                 continue
             seen.steps[step] = time.perf_counter() - began
+            seen.worked[step] = processor_seconds(process.pid)
             if len(seen.steps) == 1:
                 seen.starting_bytes = high_water(process.pid)
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the mark falls to what is resident now
@@ -292,6 +294,12 @@ def watch(
     if code != (0 if kill_after is None else -signal.SIGKILL):
         raise RuntimeError(f"{' '.join(arguments)} ended with {code}: {log.read_text()[-3000:]}")
     return seen
+
+
+def processor_seconds(pid: int) -> float:
+    """What all threads of a process have worked until now."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
 def high_water(pid: int) -> int:
@@ -372,13 +380,17 @@ class Bench:
         remembered = self.once("remember", self.remember)
         start = self.once("start-up", self.start_up)
         held = self.once("baseline", self.baseline)["bytes"]
-        rows = {name: self.once(name, lambda name=name: self.row(name)) for name in self.case.runs}
+        rows = {}
+        for name in self.case.runs:
+            rows[name] = self.once(name, lambda name=name: self.row(name))
+            if name == self.case.kill:
+                resumed, episode = self.once("resumed", self.resumed), self.once("episode", self.episode)
         for row in rows.values():
             row["measured_bytes"] = row["stepping_bytes"] - held
             row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
         plain = list(rows.values())[::2]
         for row, other in zip(list(rows.values())[1::2], plain, strict=True):
-            row["step_ratio"] = row["step_seconds"] / other["step_seconds"]
+            row["step_ratio"] = row["step_processor_seconds"] / other["step_processor_seconds"]
         return {
             "parameters": sum_of_parameters(self.teacher / WEIGHTS),
             "file_bytes": (self.teacher / WEIGHTS).stat().st_size,
@@ -389,8 +401,8 @@ class Bench:
             "start_up": start,
             "baseline_bytes": held,
             "rows": rows,
-            "resumed": self.once("resumed", self.resumed),
-            "episode": self.once("episode", self.episode),
+            "resumed": resumed,
+            "episode": episode,
         }
 
     def remember(self) -> dict[str, Any]:
@@ -435,7 +447,9 @@ class Bench:
             shutil.rmtree(output)
         return {
             "first_step_seconds": seen.first_step_seconds,
-            "step_seconds": seen.step_seconds,
+            "first_step_processor_seconds": next(iter(seen.worked.values())),
+            "step_seconds": of_a_step(seen.steps),
+            "step_processor_seconds": of_a_step(seen.worked),
             "seconds": seen.seconds,
             "starting_bytes": seen.starting_bytes,
             "stepping_bytes": seen.stepping_bytes,
@@ -496,13 +510,13 @@ def sum_of_parameters(path: Path) -> int:
 
 
 def time_start_up(teacher: Path, output: Path) -> None:
-    """How long each of the steps takes in which a start looks at all weights."""
-    seconds: dict[str, float] = {}
+    """What each of the steps takes in which a start looks at all weights, in seconds: passed, and of the processor."""
+    took: dict[str, tuple[float, float]] = {}
 
     def timed[Result](name: str, step: Callable[[], Result]) -> Result:
-        began = time.perf_counter()
+        began, worked = time.perf_counter(), time.process_time()
         result = step()
-        seconds[name] = time.perf_counter() - began
+        took[name] = time.perf_counter() - began, time.process_time() - worked
         return result
 
     config = load_policy_config(teacher, ["--device=cpu"])
@@ -511,7 +525,7 @@ def time_start_up(teacher: Path, output: Path) -> None:
     processors = load_processors(config)
     timed("fingerprint of the policy in memory", lambda: fingerprint(policy, *processors))
     timed("SHA-256 of the file (at a resume)", lambda: sha256_of(teacher / WEIGHTS))
-    output.write_text(json.dumps(seconds))
+    output.write_text(json.dumps(took))
 
 
 # ---------------------------------------------------------------- report
@@ -520,9 +534,9 @@ def time_start_up(teacher: Path, output: Path) -> None:
 def as_markdown(report: dict[str, Any]) -> str:
     lines = [
         f"{report['steps']} steps on a CPU, {report['threads_of_runs']} thread(s), {report['date']}.\n",
-        "| policy | run | to the first step, s | a step, s | of plain | estimate, GiB | measured, GiB | estimate / "
-        "measured | at most before the first step, GiB |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| policy | run | to the first step, s | of the processor | a step, s | of the processor | times plain "
+        "| estimate, GiB | measured, GiB | estimate / measured | at most before the first step, GiB |",
+        "|" + 11 * "---|",
     ]
     for policy_type, found in report["policies"].items():
         depth = "" if found["depth"] == found["full_depth"] else f", {found['depth']} of {found['full_depth']} layers"
@@ -530,13 +544,17 @@ def as_markdown(report: dict[str, Any]) -> str:
         for name, row in found["rows"].items():
             ratio = f"{row['step_ratio']:.2f}" if "step_ratio" in row else ""
             lines.append(
-                f"| {policy} | {name} | {row['first_step_seconds']:.0f} | {row['step_seconds']:.1f} | {ratio} "
+                f"| {policy} | {name} | {row['first_step_seconds']:.0f} | {row['first_step_processor_seconds']:.0f} "
+                f"| {row['step_seconds']:.1f} | {row['step_processor_seconds']:.1f} | {ratio} "
                 f"| {row['estimate']['total_bytes'] / GIB:.2f} | {row['measured_bytes'] / GIB:.2f} "
                 f"| {row['estimate_to_measured']:.3f} | {row['starting_bytes'] / GIB:.2f} |"
             )
-    lines += ["\n| policy | start-up | seconds |", "|---|---|---|"]
+    lines += ["\n| policy | start-up | seconds | of the processor |", "|---|---|---|---|"]
     for policy_type, found in report["policies"].items():
-        lines += [f"| {policy_type} | {name} | {seconds:.1f} |" for name, seconds in found["start_up"].items()]
+        lines += [
+            f"| {policy_type} | {name} | {passed:.1f} | {worked:.1f} |"
+            for name, (passed, worked) in found["start_up"].items()
+        ]
     for policy_type, found in report["policies"].items():
         resumed, opened = found["resumed"], [row["weights_file_opened"] for row in found["rows"].values()]
         equal = "equal to the bit" if resumed["to_the_bit"] else "NOT equal"
