@@ -35,7 +35,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
 from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
-from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.policies import make_pre_post_processors
 from safetensors import safe_open
 from torch import Tensor, nn
@@ -44,6 +43,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from dated import RESULTS, dated, write
 from lerobot_craft.anchors.files import sha256_of
 from lerobot_craft.cli import main as craft
+from lerobot_craft.lerobot_api import quiet_video
 from lerobot_craft.lerobot_api.policies import load_policy, load_policy_config
 from lerobot_craft.lerobot_api.processors import load_processors
 from lerobot_craft.lerobot_api.weightless import weightless_policy
@@ -113,6 +113,9 @@ CASES = {
 
 def make_inputs(root: Path, policy_type: str, depth: int | None, tiny: bool) -> None:
     """Datasets `old` and `new`, the teacher and a tiny one for the baseline; what is there stays."""
+    quiet_video()
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
     for name, tasks, seed in (("old", OLD_TASKS, 0), ("new", NEW_TASKS, 1)):
         made_once(root / name, lambda path, tasks=tasks, seed=seed: make_dataset(path, tasks, seed, tiny))
     old = LeRobotDataset("local/old", root=root / "old")
@@ -139,12 +142,12 @@ def make_dataset(path: Path, tasks: Sequence[str], seed: int, tiny: bool) -> Non
     make_local_dataset(path, tasks, 8 // len(tasks), 20, CAMERAS, size, STATE_DIM, ACTION_DIM, seed)
 
 
-def make_tiny(path: Path, policy_type: str, old: LeRobotDataset, depth: int | None = None) -> None:
+def make_tiny(path: Path, policy_type: str, old: Any, depth: int | None = None) -> None:
     words = [*OLD_TASKS, *NEW_TASKS]
     make_checkpoint_for(policy_type, path, old, instructions=words, chunk_size=10)
 
 
-def make_full(path: Path, policy_type: str, old: LeRobotDataset, depth: int | None) -> None:
+def make_full(path: Path, policy_type: str, old: Any, depth: int | None) -> None:
     """A checkpoint with random weights, which never are in memory all at once."""
     images = {name: PolicyFeature(FeatureType.VISUAL, (3, 480, 640)) for name in CAMERAS}
     settings: dict[str, Any] = {
@@ -265,14 +268,15 @@ def watch(
 ) -> Watched:
     """Run a command to its end, or to the kill that follows a step's line."""
     seen, began = Watched(), time.perf_counter()
-    with log.open("w") as file, openings(weights) as opened:
-        process = subprocess.Popen(  # noqa: S603  # our own flags
-            [sys.executable, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | ALLOCATOR | environment,
-        )
+    command = [sys.executable, *arguments]
+    surroundings = os.environ | ALLOCATOR | environment
+    with (
+        log.open("w") as file,
+        openings(weights) as opened,
+        subprocess.Popen(  # noqa: S603  # our own flags
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings
+        ) as process,
+    ):
         for line in process.stdout or ():
             file.write(line)
             found = STEP.search(line)
