@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -119,10 +120,14 @@ def make_inputs(root: Path, policy_type: str, depth: int | None, tiny: bool) -> 
     for name, tasks, seed in (("old", OLD_TASKS, 0), ("new", NEW_TASKS, 1)):
         made_once(root / name, lambda path, tasks=tasks, seed=seed: make_dataset(path, tasks, seed, tiny))
     old = LeRobotDataset("local/old", root=root / "old")
-    directory = root / policy_type
+    directory = directory_of(root, policy_type, depth)
     made_once(directory / "small", lambda path: make_tiny(path, policy_type, old))
     make = make_tiny if tiny else make_full
     made_once(directory / "teacher", lambda path: make(path, policy_type, old, depth))
+
+
+def directory_of(root: Path, policy_type: str, depth: int | None) -> Path:
+    return root / (policy_type if depth == CASES[policy_type].depth else f"{policy_type}-{depth}-layers")
 
 
 def made_once(path: Path, make: Callable[[Path], object]) -> None:
@@ -338,24 +343,14 @@ class Bench:
 
     def __init__(self, root: Path, policy_type: str, steps: int, depth: int | None, threads: int) -> None:
         self.case = CASES[policy_type]
-        self.root, self.directory, self.steps, self.depth = root, root / policy_type, steps, depth
+        self.root, self.steps, self.depth = root, steps, depth
+        self.directory = directory_of(root, policy_type, depth)
         self.teacher = self.directory / "teacher"
         self.environment = {
             "OMP_NUM_THREADS": str(threads),
             "CRAFT_HOME": str(root / "home"),
             "PYTHONUNBUFFERED": "1",
         }
-
-    def once(self, name: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was measured under this name, now or by a run that was interrupted."""
-        path = self.directory / "measured" / f"{name}.json"
-        if not path.exists():
-            print(f"{self.directory.name}: {name}", flush=True)
-            path.parent.mkdir(exist_ok=True)
-            found = measure()
-            path.write_text(json.dumps(found))
-        kept: dict[str, Any] = json.loads(path.read_text())
-        return kept
 
     def flags(self, name: str, policy: Path, output: Path | None = None, save_every: int = 0) -> list[str]:
         """Of `craft train`."""
@@ -379,34 +374,44 @@ class Bench:
         """Any command of this policy; what it says goes into a file."""
         return watch(arguments, self.directory / f"{log}.log", self.environment, weights, kill_after)
 
-    def measure(self) -> dict[str, Any]:
-        """Everything of this policy, in the order in which a person would do it."""
-        remembered = self.once("remember", self.remember)
-        start = self.once("start-up", self.start_up)
-        held = self.once("baseline", self.baseline)["bytes"]
-        rows = {}
+    def stages(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+        """What is measured, by name, in the order in which a person would do it."""
+        yield from (("remember", self.remember), ("start_up", self.start_up), ("baseline", self.baseline))
         for name in self.case.runs:
-            rows[name] = self.once(name, lambda name=name: self.row(name))
+            yield name, partial(self.row, name)
             if name == self.case.kill:
-                resumed, episode = self.once("resumed", self.resumed), self.once("episode", self.episode)
-        for row in rows.values():
-            row["measured_bytes"] = row["stepping_bytes"] - held
-            row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
-        plain = list(rows.values())[::2]
-        for row, other in zip(list(rows.values())[1::2], plain, strict=True):
-            row["step_ratio"] = row["step_processor_seconds"] / other["step_processor_seconds"]
+                yield from (("resumed", self.resumed), ("episode", self.episode))
+
+    def measure(self, *, only_kept: bool = False) -> dict[str, Any]:
+        """All stages; those that a run which was interrupted has kept are not measured again."""
+        kept = self.directory / f"measured-{self.steps}-steps-{self.environment['OMP_NUM_THREADS']}-threads"
+        kept.mkdir(exist_ok=True)
+        found: dict[str, Any] = {}
+        for name, stage in self.stages():
+            path = kept / f"{name}.json"
+            if not path.exists() and not only_kept:
+                print(f"{self.directory.name}: {name}", flush=True)
+                path.write_text(json.dumps(stage()))
+            if path.exists():
+                found[name] = json.loads(path.read_text())
+        rows = {name: found.pop(name) for name in self.case.runs if name in found}
+        names = list(self.case.runs)
+        for plain, other in zip(names[::2], names[1::2], strict=True):
+            if {plain, other} <= rows.keys():
+                worked = rows[plain]["step_processor_seconds"]
+                rows[other]["step_ratio"] = rows[other]["step_processor_seconds"] / worked
+        if "baseline" in found:
+            for row in rows.values():
+                row["measured_bytes"] = row["stepping_bytes"] - found["baseline"]["bytes"]
+                row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
         return {
             "parameters": sum_of_parameters(self.teacher / WEIGHTS),
             "file_bytes": (self.teacher / WEIGHTS).stat().st_size,
             "depth": self.depth,
             "full_depth": self.case.depth,
             "batch_size": self.case.batch_size,
-            "remember": remembered,
-            "start_up": start,
-            "baseline_bytes": held,
+            **found,
             "rows": rows,
-            "resumed": resumed,
-            "episode": episode,
         }
 
     def remember(self) -> dict[str, Any]:
@@ -546,30 +551,43 @@ def as_markdown(report: dict[str, Any]) -> str:
         depth = "" if found["depth"] == found["full_depth"] else f", {found['depth']} of {found['full_depth']} layers"
         policy = f"{policy_type}, {found['parameters'] / 1e9:.2f} B{depth}, batches of {found['batch_size']}"
         for name, row in found["rows"].items():
-            ratio = f"{row['step_ratio']:.2f}" if "step_ratio" in row else ""
-            lines.append(
-                f"| {policy} | {name} | {row['first_step_seconds']:.0f} | {row['first_step_processor_seconds']:.0f} "
-                f"| {row['step_seconds']:.1f} | {row['step_processor_seconds']:.1f} | {ratio} "
-                f"| {row['estimate']['total_bytes'] / GIB:.2f} | {row['measured_bytes'] / GIB:.2f} "
-                f"| {row['estimate_to_measured']:.3f} | {row['starting_bytes'] / GIB:.2f} |"
-            )
+            cells = [
+                *(policy, name, f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
+                *(f"{row['step_seconds']:.1f}", f"{row['step_processor_seconds']:.1f}"),
+                f"{row['step_ratio']:.2f}" if "step_ratio" in row else "",
+                f"{row['estimate']['total_bytes'] / GIB:.2f}",
+                *(
+                    ("", "")
+                    if "measured_bytes" not in row
+                    else (f"{row['measured_bytes'] / GIB:.2f}", f"{row['estimate_to_measured']:.3f}")
+                ),
+                f"{row['starting_bytes'] / GIB:.2f}",
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     lines += ["\n| policy | start-up | seconds | of the processor |", "|---|---|---|---|"]
     for policy_type, found in report["policies"].items():
         lines += [
             f"| {policy_type} | {name} | {passed:.1f} | {worked:.1f} |"
-            for name, (passed, worked) in found["start_up"].items()
+            for name, (passed, worked) in found.get("start_up", {}).items()
         ]
     for policy_type, found in report["policies"].items():
-        resumed, opened = found["resumed"], [row["weights_file_opened"] for row in found["rows"].values()]
-        equal = "equal to the bit" if resumed["to_the_bit"] else "NOT equal"
-        lines.append(
-            f"\n{policy_type}: killed after step {resumed['killed_after']} and resumed, the weights are {equal}; a "
-            f"checkpoint has {resumed['checkpoint_bytes'] / GIB:.2f} GiB. `lerobot-eval` played "
-            f"{found['episode']['episodes']} episode of {found['episode']['steps']} steps in "
-            f"{found['episode']['seconds']:.0f} s. `craft remember`: {found['remember']['seconds']:.0f} s. The weights "
-            f"file was opened {min(opened)} to {max(opened)} times by a run.\n"
-        )
-    return "\n".join(lines)
+        lines.append("")
+        for name, row in found["rows"].items():
+            lines.append(f"- {policy_type}, {name}: the weights file was opened {row['weights_file_opened']} times.")
+        if "resumed" in found:
+            resumed = found["resumed"]
+            lines.append(
+                f"- {policy_type}: killed after step {resumed['killed_after']} and resumed, the weights are "
+                f"{'equal to the bit' if resumed['to_the_bit'] else 'NOT equal'}; a checkpoint has "
+                f"{resumed['checkpoint_bytes'] / GIB:.2f} GiB."
+            )
+        if "episode" in found:
+            played = found["episode"]
+            lines.append(
+                f"- {policy_type}: `lerobot-eval` played {played['episodes']} episode of {played['steps']} steps in "
+                f"{played['seconds']:.0f} s."
+            )
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -579,6 +597,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--depth", type=int, help="layers of pi0_fast's language model, where 18 do not fit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="tiny policies: to try the script")
+    parser.add_argument("--report", action="store_true", help="measure nothing: write what was measured so far")
     parser.add_argument("--note", default="", help="into the report: what else the machine did")
     parser.add_argument("--scratch_dir", type=Path, default=Path("outputs/full_size"))
     parser.add_argument("--keep", action="store_true", help="do not remove --scratch_dir at the end")
@@ -594,14 +613,16 @@ def main(arguments: list[str] | None = None) -> None:
     root, policies = options.scratch_dir.resolve(), {}
     for policy_type in options.policy.split(","):
         depth = CASES[policy_type].depth and (options.depth or CASES[policy_type].depth)
-        make_inputs(root, policy_type, depth, options.tiny)
-        policies[policy_type] = Bench(root, policy_type, options.steps, depth, options.threads).measure()
+        if not options.report:
+            make_inputs(root, policy_type, depth, options.tiny)
+        bench = Bench(root, policy_type, options.steps, depth, options.threads)
+        policies[policy_type] = bench.measure(only_kept=options.report)
     report = dated(
         "full-size", steps=options.steps, threads_of_runs=options.threads, note=options.note, policies=policies
     )
     print(as_markdown(report))
     write(report, options.output_dir)
-    if not options.keep:
+    if not (options.keep or options.report):
         shutil.rmtree(root)
 
 
