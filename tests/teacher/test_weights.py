@@ -88,7 +88,9 @@ def test_a_value_that_is_not_finite_is_refused_also_when_the_file_has_it(tmp_pat
     assert "1 tensor is holding NaN or infinity: bias" in refusal(policy, tmp_path)
 
 
-@pytest.mark.parametrize(("row", "found"), [(None, None), (0, "not what the file says"), (-1, "not what the file says")])
+@pytest.mark.parametrize(
+    ("row", "found"), [(None, None), (0, "not what the file says"), (-1, "not what the file says")]
+)
 def test_little_memory_is_needed_beside_the_weights_and_their_file(tmp_path, row, found):
     policy = nn.Linear(1000, 3000, bias=False)  # 12 MB, more than one block of numbers
     save_model(policy, tmp_path / "model.safetensors")
