@@ -74,7 +74,7 @@ BLOCK = 2**24  # numbers that are drawn at a time
 # Every tensor of 64 KiB and more has pages of its own and gives them back at once: then what is resident is what lives.
 # It costs time, of all runs alike; what is only timed goes without.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
-STEP = re.compile(r"step[: ]+(\d+)\b")
+STEP = re.compile(r"\b(?:step:|Step )(\d+)[ /]")  # the line of a step: lerobot's, and that of a run with CRaFT
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ for _ in range(3):
 held = bytearray(b"x" * (100 << 20))
 del held
 for step in (1, 2, 3):
-    print(f"step:{step} loss:0.1", flush=True)
+    print(f"Drift at step {step + 5}")
+    print(f"INFO step:{step} smpl:2" if step == 1 else f"INFO Step {step}/3 | loss=1.4", flush=True)
     time.sleep(0.5)
     held = bytearray(b"x" * (25 << 20))
 """
@@ -55,7 +56,7 @@ def test_a_process_is_watched_from_outside(script, tmp_path):
     assert seen.starting_bytes > 200 << 20
     assert 50 << 20 < seen.stepping_bytes < 150 << 20
     assert seen.worked[3] < seen.steps[3]  # it mostly sleeps
-    assert "step:3" in (tmp_path / "log").read_text()
+    assert "Step 3/3" in (tmp_path / "log").read_text()
 
 
 def test_a_process_is_killed_after_a_step(script, tmp_path):
