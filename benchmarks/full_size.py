@@ -51,8 +51,8 @@ from lerobot_craft.lerobot_api.weightless import weightless_policy
 from lerobot_craft.teacher.fingerprint import fingerprint
 from lerobot_craft.teacher.weights import check_weights
 from lerobot_craft.tiny import TinySizes
+from lerobot_craft.tiny.checkpoints import chunks_of, make_checkpoint_for, safe_stats
 from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.tiny.for_dataset import action_chunks, make_checkpoint_for, safe_stats
 from lerobot_craft.tiny.structure import write_config
 from lerobot_craft.tiny.tokenizers import fit_action_tokenizer, make_text_tokenizer
 
@@ -164,7 +164,7 @@ def make_full(path: Path, policy_type: str, old: Any, depth: int | None) -> None
         words = [*OLD_TASKS, *NEW_TASKS]
         make_text_tokenizer(path / "text", words, num_action_tokens=1024)
         stats = safe_stats(old.meta.stats)["action"]
-        chunks = (action_chunks(old, CHUNK) - stats["mean"]) / stats["std"]
+        chunks = (chunks_of(old, CHUNK) - stats["mean"]) / stats["std"]
         fit_action_tokenizer(path / "fast", chunks, vocab_size=1024)
         settings |= {
             "dtype": "bfloat16",
