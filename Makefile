@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow check fix docs lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 clean
+.PHONY: help setup demo test test-slow check fix docs lock faults bench-surgery bench-anchors bench-training bench-startup bench-growth bench-bf16 bench-full-size clean
 
 BIN := .venv/bin
 # Many container images forbid Python to keep what it compiled. To import lerobot then takes twice as long, in every process
@@ -62,6 +62,9 @@ bench-growth: setup ## how a step grows with anchors, old tasks, parameters and 
 
 bench-bf16: setup ## what becomes of small updates in bfloat16 weights
 	$(BIN)/python benchmarks/bf16_weights.py
+
+bench-full-size: setup ## SmolVLA and pi0_fast at full size, random weights: memory beside the estimate, cost of a step, start-up
+	$(BIN)/python benchmarks/full_size.py
 
 clean: ## remove the environment, caches and outputs
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist outputs

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lerobot_craft.teacher.fingerprint import compare, fingerprint
+from lerobot_craft.teacher.fingerprint import compare, fingerprint, fingerprint_of_weights
 from lerobot_craft.teacher.load import load_teacher
 from lerobot_craft.teacher.processors import normalizer_stats
 from tests.teacher.checkpoints import dataset_stats, edit_tensors
@@ -138,3 +138,18 @@ def test_blocks_in_another_order_are_other_weights(monkeypatch):
     with torch.no_grad():
         turned.weight.copy_(policy.weight.flip(0))
     assert weights_digest(policy) != weights_digest(turned)
+
+
+def test_the_weights_below_adapters_are_those_before_they_were_put_on():
+    from peft import LoraConfig, get_peft_model
+
+    policy = nn.ModuleDict({"adapted": nn.Linear(3, 4), "copied": nn.Linear(4, 2), "left": nn.Linear(2, 2)})
+    before = weights_digest(policy)
+    wrapped = get_peft_model(policy, LoraConfig(r=2, target_modules=["adapted"], modules_to_save=["copied"]))
+    for name, parameter in wrapped.named_parameters():
+        if parameter.requires_grad:  # trained: the adapter and the copy
+            torch.nn.init.normal_(parameter)
+            assert "lora_" in name or "modules_to_save" in name
+    assert fingerprint_of_weights(wrapped) == before
+    policy["adapted"].base_layer.weight.data[0, 0] += 1
+    assert fingerprint_of_weights(wrapped) != before

@@ -7,6 +7,7 @@ from torch import nn
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.teacher.weights import check_weights, require_weights
+from lerobot_craft.training.estimate.ledger import Ledger
 from tests.teacher.checkpoints import edit_tensors
 
 
@@ -79,12 +80,26 @@ def test_a_renamed_tensor_is_missing_and_left_over(saved):
     assert re.search(r"missing .*: 1\.bias; .*no place .*: gain\.", refusal(policy, directory))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_not_finite_is_refused_also_when_the_file_has_it(tmp_path, value):
     policy = nn.Linear(2, 2)
-    nn.init.constant_(policy.bias, value)
+    policy.bias.data[1] = value  # beside one that is finite
     save_model(policy, tmp_path / "model.safetensors")
     assert "1 tensor is holding NaN or infinity: bias" in refusal(policy, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "found"), [(None, None), (0, "not what the file says"), (-1, "not what the file says")]
+)
+def test_little_memory_is_needed_beside_the_weights_and_their_file(tmp_path, row, found):
+    policy = nn.Linear(1000, 3000, bias=False)  # 12 MB, more than one block of numbers
+    save_model(policy, tmp_path / "model.safetensors")
+    if row is not None:
+        policy.weight.data[row, row] += 1
+    with Ledger() as ledger, ledger.phase("check"):
+        said = refusal(policy, tmp_path) if found else check_weights(policy, tmp_path)
+    assert ledger.peak("check").bytes < 2 * policy.weight.nbytes + 12e6
+    assert found is None or found in said
 
 
 def test_random_weights_are_refused_with_a_few_names(saved):

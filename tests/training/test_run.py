@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -181,6 +182,20 @@ def test_lora_with_a_cache(craft_run):
     assert last["retention_loss"] > 0
     # PEFT puts a card of blanks beside its adapter.
     assert "## Retention" in (policy_of(run) / "README.md").read_text()
+
+
+@pytest.mark.slow  # two runs; the fingerprint below an adapter has a quick test of its own
+def test_an_adapter_is_not_resumed_on_other_weights(craft_run, craft_train, checkpoints, tmp_path, capsys):
+    teacher = shutil.copytree(checkpoints("pi0_fast"), tmp_path / "teacher")
+    lora = {"peft__method_type": "LORA", "peft__r": 4, "peft__target_modules": LORA_TARGETS}
+    run = craft_run("pi0_fast", policy__path=teacher, craft__teacher="online", save_freq=2, **lora)
+    shutil.rmtree(run / "checkpoints" / "000003")
+    config = run / "checkpoints" / "000002" / "pretrained_model" / "train_config.json"
+    (teacher / "model.safetensors").rename(teacher / "moved")  # pi0_fast then has random weights, and no error
+    assert craft_train(f"--config_path={config}", "--resume=true") == 2
+    assert "below its adapter this run began with the weights of" in capsys.readouterr().err
+    (teacher / "moved").rename(teacher / "model.safetensors")
+    assert craft_train(f"--config_path={config}", "--resume=true") == 0
 
 
 def test_cross_needs_nothing_but_the_old_instructions(craft_run):

@@ -254,6 +254,19 @@ def checkpoint_sources(policy: nn.Module, names: Iterable[str]) -> dict[str, str
     return {key if key.startswith("model.") else f"model.{key}": str(source) for key, source in renamed.items()}
 
 
+def state_below_adapters(policy: Any) -> dict[str, torch.Tensor]:
+    """The state of a policy as it was before PEFT put adapters on it, under the names that it had."""
+    if not hasattr(policy, "get_base_model"):
+        state: dict[str, torch.Tensor] = policy.state_dict()
+        return state
+    added = (policy.base_model.prefix, "modules_to_save.")
+    return {
+        name.replace(".base_layer.", ".").replace(".original_module.", "."): tensor
+        for name, tensor in policy.get_base_model().state_dict().items()
+        if not any(f".{each}" in f".{name}" for each in added)
+    }
+
+
 def autocast_name(config: PolicyConfig) -> str | None:
     """The mixed precision in which `lerobot-train` would run this policy: `bf16`, `fp16` or None.
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lerobot_craft.lerobot_api.policies import state_below_adapters
 from lerobot_craft.lerobot_api.processors import Processor
 from lerobot_craft.teacher.processors import step_tensors, steps, tokenizers
 
@@ -48,11 +49,16 @@ def fingerprint(policy: nn.Module, preprocessor: Processor, postprocessor: Proce
         for name, tensor in step_tensors(processor)
     ]
     return {
-        "weights": _digest_of_tensors(sorted(policy.state_dict().items())),
+        "weights": fingerprint_of_weights(policy),
         "stats": _digest_of_tensors(stats),
         "tokenizers": _digest_of_json([tokenizers(processor) for processor in both]),
         "processors": _digest_of_json([steps(processor) for processor in both]),
     }
+
+
+def fingerprint_of_weights(policy: nn.Module) -> str:
+    """SHA-256 of the names, dtypes, shapes and bytes of a policy's state; below PEFT's adapters, if it has some."""
+    return _digest_of_tensors(sorted(state_below_adapters(policy).items()))
 
 
 def identity(parts: Mapping[str, str]) -> str:

@@ -18,7 +18,7 @@ def make_local_dataset(
     episodes_per_task: int = 3,
     frames_per_episode: int = 12,
     cameras: Sequence[str] = ("observation.images.top",),
-    image_size: int = 32,
+    image_size: int | tuple[int, int] = 32,
     state_dim: int = 4,
     action_dim: int = 4,
     seed: int = 0,
@@ -36,7 +36,7 @@ def make_local_dataset(
         episodes_per_task: Episodes of each task if `tasks` is no mapping.
         frames_per_episode: Length of the first episode; every later episode is one frame longer or shorter by turns.
         cameras: Image features.
-        image_size: Height and width in pixels.
+        image_size: Height and width in pixels; one number for both.
         state_dim: Size of `observation.state`.
         action_dim: Size of `action`.
         seed: Seed of starting states and episode noise.
@@ -46,9 +46,10 @@ def make_local_dataset(
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
     image = {
         "dtype": "video" if video else "image",
-        "shape": (image_size, image_size, 3),
+        "shape": (*size, 3),
         "names": ["height", "width", "channels"],
     }
     features = {
@@ -63,7 +64,7 @@ def make_local_dataset(
         states, actions = _movement(rng, task_number, length, state_dim, action_dim)
         for frame in range(length):
             pictures = {
-                camera: _picture(image_size, task_number, camera_number, frame / length)
+                camera: _picture(size, task_number, camera_number, frame / length)
                 for camera_number, camera in enumerate(cameras)
             }
             dataset.add_frame({**pictures, "observation.state": states[frame], "action": actions[frame], "task": task})
@@ -101,12 +102,13 @@ def _movement(
     return swing(state_dim, 0.1), swing(action_dim, 0.0)
 
 
-def _picture(size: int, task_number: int, camera_number: int, phase: float) -> npt.NDArray[Any]:
+def _picture(size: tuple[int, int], task_number: int, camera_number: int, phase: float) -> npt.NDArray[Any]:
     """A grey field [H, W, 3] with a square: its colour says the task, its place the time."""
-    picture = np.full((size, size, 3), 40 + 30 * camera_number, dtype=np.uint8)
-    side = max(2, size // 4)
-    left = int(phase * (size - side))
-    top = (size - side) // 2
+    height, width = size
+    picture = np.full((height, width, 3), 40 + 30 * camera_number, dtype=np.uint8)
+    side = max(2, min(size) // 4)
+    left = int(phase * (width - side))
+    top = (height - side) // 2
     colour = [(90 * (task_number + 1) + 70 * channel) % 256 for channel in range(3)]
     picture[top : top + side, left : left + side] = colour
     return picture

@@ -34,29 +34,28 @@ _SMOLVLM2_500M = TinySizes(
 )
 
 
-def write_config(policy_type: str, directory: Path, cameras: int = 2) -> Path:
+def write_config(policy_type: str, directory: Path, cameras: int = 2, **settings: Any) -> Path:
     """Write the `config.json` of a full-size policy, enough for `craft train --estimate --policy.path=DIRECTORY`.
 
     Args:
         policy_type: pi0_fast, pi0, pi05, smolvla or act.
         directory: Where to; it gets no weights.
         cameras: Of 480 x 640 pixels, which the policy resizes.
+        **settings: Fields of the policy's configuration, where they are not to be lerobot's defaults.
 
     Returns:
         The directory.
     """
     if policy_type != "act":
         _require_known(policy_type)
-    settings = _CONFIG_SETTINGS[policy_type](directory.resolve()) if policy_type in _CONFIG_SETTINGS else {}
+    if policy_type in _CONFIG_SETTINGS:
+        settings = _CONFIG_SETTINGS[policy_type](directory.resolve()) | settings
     images = {f"observation.images.{n}": PolicyFeature(FeatureType.VISUAL, (3, 480, 640)) for n in range(cameras)}
-    config = make_policy_config(
-        policy_type,
-        device="cpu",
-        push_to_hub=False,
-        input_features={**images, "observation.state": PolicyFeature(FeatureType.STATE, (7,))},
-        output_features={"action": PolicyFeature(FeatureType.ACTION, (7,))},
-        **settings,
-    )
+    features = {
+        "input_features": {**images, "observation.state": PolicyFeature(FeatureType.STATE, (7,))},
+        "output_features": {"action": PolicyFeature(FeatureType.ACTION, (7,))},
+    }
+    config = make_policy_config(policy_type, **{"device": "cpu", "push_to_hub": False, **features, **settings})
     directory.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(directory)
     return directory

@@ -21,7 +21,7 @@ from lerobot_craft.lerobot_api.processors import Processor, normalization_modes,
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
 from lerobot_craft.policies import adapter_for, unwrapped
-from lerobot_craft.teacher.fingerprint import fingerprint
+from lerobot_craft.teacher.fingerprint import fingerprint, fingerprint_of_weights
 from lerobot_craft.teacher.load import Teacher
 from lerobot_craft.teacher.processors import normalizer_stats
 from lerobot_craft.teacher.weights import check_weights, require_weights
@@ -313,9 +313,15 @@ def _processors(
 def _origin(cfg: Any, policy: nn.Module, processors: tuple[Processor, Processor]) -> Origin:
     path = Path(cfg.policy.pretrained_path)
     if cfg.resume:
-        if cfg.peft is None:  # else the checkpoint holds an adapter, which is put on later
-            check_weights(policy, path)
         saved = load_craft_state(cfg.checkpoint_path)["origin"]
+        if cfg.peft is None:
+            check_weights(policy, path)
+        elif fingerprint_of_weights(policy) != saved["fingerprint"]["weights"]:
+            # The checkpoint holds an adapter alone. Without its weights the pi0 family goes on with random ones.
+            raise CraftError(
+                f"below its adapter this run began with the weights of {saved['path']}, and what is there now is "
+                "something else: the adapter fits no other weights. Put them back there, or start a new run"
+            )
         return Origin(saved["path"], saved["fingerprint"])
     check_weights(policy, path)
     return Origin(str(path.resolve()), fingerprint(policy, *processors))

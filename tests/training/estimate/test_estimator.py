@@ -123,6 +123,16 @@ def test_lora_trains_little_and_needs_no_copy_for_an_online_teacher(estimate, ol
     assert whole["frozen copy of the teacher"] == whole["weights"]
 
 
+def test_weights_that_are_frozen_are_there_in_every_phase(estimate):
+    """lerobot gives smolvla's optimizer all parameters, frozen ones too."""
+    found = estimate("smolvla", policy__train_expert_only="true")
+    (weights,) = (part for part in found["parts"] if part["name"] == "weights")
+    assert weights["at_peak_bytes"] == weights["bytes"]
+    assert sum(part["at_peak_bytes"] for part in found["parts"]) == found["total_bytes"]
+    held = parts(found)
+    assert found["phases"]["optimizer step"] >= held["weights"] + held["optimizer state"] + held["gradients"]
+
+
 @pytest.mark.slow  # several estimates; their parts have quick tests beside this file
 def test_what_is_frozen_has_no_gradient_and_no_state(estimate):
     trained = parts(estimate("smolvla", policy__train_expert_only="true"))

@@ -211,7 +211,8 @@ class Step:
         """Two: the first makes the state, of parameters that have a gradient and of no others."""
         optimizer = self._make_optimizer(self._policy)
         moved: list[Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._ledger.label(set(moved) - set(self._trained), COPIES)
+        # lerobot hands it what is frozen too: only what is no parameter of the policy is a copy.
+        self._ledger.label(set(moved) - set(self._policy.parameters()), COPIES)
         reached = [parameter for parameter in self._trained if parameter.grad is not None]
         optimizer.step()
         state = [value for held in optimizer.state.values() for value in held.values() if isinstance(value, Tensor)]
