@@ -29,10 +29,8 @@ def _content(path: Path) -> bytes:
     content = json.loads(path.read_text())
     if path.name == "config.json":
         del content["pretrained_path"]
-    else:  # checksums of the two files that name it
-        del content["sha256"]
-        for name in ("train_config.json", "config.json"):
-            del content["files"][f"pretrained_model/{name}"]
+    else:  # checksums: of files that are compared themselves, and of the two that say where the policy came from
+        del content["sha256"], content["files"]
     return json.dumps(content, sort_keys=True).encode()
 
 

@@ -96,12 +96,12 @@ def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
         name = name.removeprefix("--")
         if name in known or name in heads or name in _ALWAYS or f"--{name}" in aliases:
             continue
-        is_policys = name.startswith(_POLICY) and of_policy is not None
-        if is_policys and f"{_POLICY}{name.split('.')[1]}" in of_policy:
+        if name.endswith("discover_packages_path"):
             continue
-        if name.endswith("discover_packages_path") or (
-            not is_policys and any(name.startswith(f"{group}.") for group in groups)
-        ):
+        if of_policy is not None and name.startswith(_POLICY):
+            if f"{_POLICY}{name.split('.')[1]}" in of_policy:
+                continue
+        elif any(name.startswith(f"{group}.") for group in groups):
             continue
         meant = _nearest(name, [*known, *(of_policy or ())])
         advice = f"did you mean --{meant}? " if meant else ""
