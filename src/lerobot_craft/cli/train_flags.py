@@ -204,7 +204,7 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
     near = difflib.get_close_matches(name, [*known, *_ALWAYS, f"{_POLICY}path"], n=1, cutoff=0.75)
     if near:
         return near[0]
-    # The prefix was left out, or is another one.
+    # The prefix is missing or wrong.
     by_end = {full.rpartition(".")[2]: full for full in reversed(known)}
     near = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
     return by_end[near[0]] if near else None
