@@ -107,9 +107,9 @@ def _record(root: Path, instructions: tuple[str, ...], episodes: int, seed: int)
     for number in range(episodes):
         task = instructions[number % len(instructions)]
         pace = 1 + (*OLD, *NEW).index(task)
-        length = 24 + number % 3
+        length = 40 + number % 3
         phase = rng.uniform(0, 0.3) + 0.4 * np.arange(JOINTS)
-        swing = np.sin(2 * np.pi * pace * np.arange(length + 1)[:, None] / 24 + phase).astype(np.float32)
+        swing = np.sin(2 * np.pi * pace * np.arange(length + 1)[:, None] / 40 + phase).astype(np.float32)
         for frame in range(length):
             seen = {camera: _picture(size, frame / length) for camera, size in CAMERAS.items()}
             values = {"observation.state": swing[frame], "action": swing[frame + 1]}

@@ -185,7 +185,7 @@ def _policy_flags(argv: Sequence[str]) -> set[str] | None:
     files += [Path(root) / "configs" / "policies.py" for root in roots]
     classes: dict[str, tuple[Path, list[str]]] = {}
     chosen = "PreTrainedConfig" if path is None and policy_type is None and "--config_path" not in values else None
-    for file in (*files, *(_OWN / "tiny").glob("configuration_*.py")):
+    for file in (*files, *(_OWN / "tiny").glob("*.py")):
         for registered, name, bases in _CONFIGURATION.findall(file.read_text(encoding="utf-8")):
             classes[name] = file, [base.strip() for base in bases.split(",")]
             chosen = name if registered and registered == policy_type else chosen
