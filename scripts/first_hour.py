@@ -82,6 +82,7 @@ def make_data() -> None:
 
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
     from lerobot_craft.tiny.checkpoints import make_checkpoint_for
 
     _record(Path("data/old"), OLD, episodes=6, seed=0)
