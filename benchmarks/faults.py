@@ -24,13 +24,24 @@ TESTS = ("tests/faults", "tests/anchors/test_faults.py", "tests/anchors/test_lie
 
 def table(report: dict[str, Any]) -> str:
     """The counts as the page shows them."""
+    earlier = report.get("earlier", {})
     rows = [
-        f"| {fault} | {outcome} | {times} |"
+        f"| {fault} | {outcome} | {times} |" + (f" {earlier.get(fault, report['date'])} |" if earlier else "")
         for fault, outcomes in sorted(report["counts"].items())
         for outcome, times in sorted(outcomes.items())
     ]
     head = f"{report['date']}, {report['tests']} tests, torch {report['torch']}, {report['machine']}."
-    return "\n".join([head, "", "| fault | what came of it | times |", "|---|---|---|", *rows])
+    titles = ["| fault | what came of it | times |", "|---|---|---|"]
+    if earlier:
+        titles = ["| fault | what came of it | times | counted on |", "|---|---|---|---|"]
+    return "\n".join([head, "", *titles, *rows])
+
+
+def merged(report: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """New counts of some faults, and the counts before of all others with their dates."""
+    known = before["counts"]
+    kept = {fault: before.get("earlier", {}).get(fault, before["date"]) for fault in known.keys() - report["counts"]}
+    return report | {"counts": known | report["counts"], "earlier": kept}
 
 
 def newest(results: Path = RESULTS) -> dict[str, Any]:
@@ -51,6 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, default=RESULTS)
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest is given (default: all tests of faults)")
+    parser.add_argument("--merge", action="store_true", help="keep the newest counts of faults that TESTS do not count")
     options = parser.parse_args(arguments)
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -63,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         found = json.loads(counted.read_text())
     minutes = round((time.monotonic() - began) / 60, 1)
     report = dated("faults", tests=found["passed"], skipped=found["skipped"], minutes=minutes, counts=found["counts"])
+    if options.merge:
+        report = merged(report, newest(options.output_dir))
     write(report, options.output_dir)
     options.page.write_text(on_page(options.page.read_text(), report))
     print(f"and to {options.page}")

@@ -1,4 +1,3 @@
-import functools
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read once, when transformers is imported
@@ -7,7 +6,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from draccus.wrappers import docstring
 from hypothesis import settings
 
 pytest_plugins = [
@@ -22,8 +20,6 @@ pytest_plugins = [
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
-# Whenever flags are parsed, draccus looks for the help of each in the sources: most of that time, and always the same.
-docstring.get_attribute_docstring = functools.cache(docstring.get_attribute_docstring)
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,10 @@ Importing lerobot takes far longer than a short run. A fork is a process like an
 waited for. Run as a module this is the process that forks; `WarmProcess` is its other end.
 """
 
+import atexit
 import contextlib
+import functools
+import gc
 import importlib
 import json
 import os
@@ -17,9 +20,14 @@ import warnings
 from pathlib import Path
 
 import pytest
+from draccus.wrappers import docstring
+
+from lerobot_craft.errors import CraftError
 
 ROOT = Path(__file__).parents[1]  # where `tests` is imported from
 _GRACE_S = 5.0  # for ranks whose peer has failed, to say what they have to say
+# Whenever flags are parsed, draccus looks for the help of each in the sources: most of that time, and always the same.
+docstring.get_attribute_docstring = functools.cache(docstring.get_attribute_docstring)
 OFFLINE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -196,10 +204,14 @@ def _serve() -> int:
 
     import lerobot_craft.tiny.pi
     import lerobot_craft.training.run  # noqa: F401
+    from lerobot_craft.lerobot_api.train_flags import parse_train_config
 
+    with contextlib.suppress(CraftError):  # it says what is missing, and has read the help of every flag
+        parse_train_config(["--policy.type=smolvla"])
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)  # an allocator's thread: it can
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in pytest closes our input: that ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that watch
+    gc.freeze()  # what is here already needs no look in every fork
     for line in sys.stdin:
         if os.fork():
             continue
@@ -221,5 +233,13 @@ def _watch(command: int, log: Path) -> None:
     os._exit(0)
 
 
+def _leave(exit_code: int) -> None:
+    """As `sys.exit`, without taking apart every module of lerobot: that takes longer than a short command."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
 if __name__ == "__main__":
-    sys.exit(_serve())
+    _leave(_serve())

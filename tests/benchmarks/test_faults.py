@@ -18,6 +18,20 @@ def test_the_page_shows_the_newest_counts(faults):
     assert faults["newest"]()["counts"]["damage to a cache"].keys() == {"refused", "harmless"}
 
 
+def test_counts_of_some_tests_keep_the_others_with_their_dates(faults):
+    about = {"torch": "2", "machine": "m"}
+    first = {"date": "2026-01-01", "tests": 9, "counts": {"a": {"refused": 1}, "b": {"refused": 2}}, **about}
+    second = {"date": "2026-01-02", "tests": 1, "counts": {"b": {"same bits": 3}}, **about}
+    third = {"date": "2026-01-03", "tests": 1, "counts": {"c": {"refused": 4}}, **about}
+    report = faults["merged"](third, faults["merged"](second, first))
+    assert faults["table"](report).splitlines()[-3:] == [
+        "| a | refused | 1 | 2026-01-01 |",
+        "| b | same bits | 3 | 2026-01-02 |",
+        "| c | refused | 4 | 2026-01-03 |",
+    ]
+    assert "counted on" not in faults["table"](first)
+
+
 @pytest.mark.slow  # a thousand mutations
 def test_counts_are_written_with_their_date_and_onto_the_page(faults, tmp_path, capfd):
     page = tmp_path / "page.md"

@@ -6,10 +6,12 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.cli import main
 from lerobot_craft.cli.listen import run
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.listening import read_listening
+from lerobot_craft.memory.format import write_memory
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS
 
 WEIGHTS = "model.safetensors"
@@ -87,6 +89,14 @@ def test_instructions_are_those_that_the_policy_was_told_to_keep(checkpoints, fr
     assert run([str(checkpoints("pi0_fast")), str(kept), *frames]) == 0
     found = read_listening(tmp_path / "out" / "listening.json")
     assert found.instructions == ["open the drawer", "press it", *NEW_TASKS]
+
+
+def test_instructions_are_those_that_the_policy_remembers(checkpoints, memories, frames, tmp_path):
+    before = shutil.copytree(checkpoints("smolvla"), tmp_path / "before")
+    write_memory(memories("smolvla"), before / MEMORY_FOLDER)
+    assert run([str(before), str(checkpoints("smolvla")), *frames]) == 0
+    found = read_listening(tmp_path / "out" / "listening.json")
+    assert found.instructions == [*OLD_TASKS, *NEW_TASKS]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """`craft train` as a person types it; whole runs are in tests/training/test_run.py."""
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 
 import pytest
 
@@ -158,6 +160,33 @@ def test_a_misspelt_flag_is_found_at_once(flag, meant):
     assert said == [
         f"craft: unrecognized arguments: {flag}: did you mean {meant}? (`craft train --help` lists the flags)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["--policy.pat=x"], "--policy.path"),
+        (["--policy.type=smolvla", "--policy.push_to_hbu=false"], "--policy.push_to_hub"),
+        (["--policy.type", "act", "--policy.chunksize=8"], "--policy.chunk_size"),
+    ],
+)
+def test_a_misspelt_flag_of_the_policy_is_found_too(argv, meant):
+    with pytest.raises(CraftError, match=f"unrecognized arguments: {argv[-1]}: did you mean {meant}\\?"):
+        check_names(argv, {})
+
+
+@pytest.mark.parametrize("policy_type", ["smolvla", "pi0_fast", "act", "pi0_fast_tiny"])
+def test_every_flag_of_a_policy_is_known(policy_type, tmp_path):
+    import lerobot.policies  # noqa: F401  registers the policy types
+    from lerobot.configs.policies import PreTrainedConfig
+
+    import lerobot_craft.tiny  # noqa: F401
+
+    (tmp_path / "config.json").write_text(json.dumps({"type": policy_type}))
+    flags = [f"--policy.{field.name}=x" for field in fields(PreTrainedConfig.get_choice_class(policy_type))]
+    check_names([f"--policy.path={tmp_path}", *flags], {})
+    with pytest.raises(CraftError, match=r"did you mean --policy\.device"):
+        check_names([f"--policy.path={tmp_path}", "--policy.devise=cpu"], {})
 
 
 def test_every_flag_is_known_and_flags_of_types_are_left_to_lerobot():

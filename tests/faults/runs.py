@@ -24,11 +24,14 @@ def digests(output_dir: Path) -> dict[str, str]:
 def _content(path: Path) -> bytes:
     if path.name == "README.md":  # the line that started a run is not the one that resumed it
         return path.read_bytes().partition(b"## Command")[0]
-    if path.name != "config.json":
+    if path.name not in ("config.json", "craft_state.json"):
         return path.read_bytes()
-    settings = json.loads(path.read_text())
-    del settings["pretrained_path"]
-    return json.dumps(settings, sort_keys=True).encode()
+    content = json.loads(path.read_text())
+    if path.name == "config.json":
+        del content["pretrained_path"]
+    else:  # checksums: of files that are compared themselves, and of the two that say where the policy came from
+        del content["sha256"], content["files"]
+    return json.dumps(content, sort_keys=True).encode()
 
 
 def metrics(output_dir: Path) -> list[dict]:

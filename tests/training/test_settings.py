@@ -43,6 +43,7 @@ def saved_run(anchor_data, checkpoints, run_dir):
         TrainPipelineConfig(data, policy=policy, output_dir=run_dir, batch_size=2).save_pretrained(directory)
         if craft is not None:
             save_craft_config(craft, directory)
+            save_craft_state(directory.parent, {})
         return directory
 
     return save
@@ -68,6 +69,15 @@ def test_a_resumed_run_has_what_was_saved_and_flags_go_over_it(spelling, saved_r
     cfg, craft = read([*flags, "--resume=true", "--steps=9"], "--lambda_lr=0.25")
     assert (cfg.resume, cfg.steps, cfg.batch_size, cfg.checkpoint_path) == (True, 9, 2, directory.parent)
     assert (craft.enabled, craft.lambda_lr, craft.retention_freq) == (True, 0.25, 3)
+
+
+@pytest.mark.parametrize("name", [CRAFT_CONFIG_FILE, "train_config.json"])
+def test_a_resumed_run_takes_changes_as_flags_and_not_from_an_edited_file(name, saved_run):
+    directory = saved_run(CraftConfig(enabled=True, lambda_lr=0.5))
+    edited = directory / name
+    edited.write_text(edited.read_text().replace("0.5", "0.25").replace('"batch_size": 2', '"batch_size": 3'))
+    with pytest.raises(CraftError, match=f"{name} is not what was saved, .* takes changes as flags"):
+        read([f"--config_path={directory / 'train_config.json'}", "--resume=true"])
 
 
 def test_a_checkpoint_without_craft_is_gone_on_with_as_lerobot_train_does(saved_run):
@@ -102,7 +112,6 @@ def test_a_whole_command_resumes_or_starts_over(saved_run, train_flags, run_dir,
     with pytest.raises(CraftError, match="saved no checkpoint to resume from"):
         read([f"--config_path={lost}", "--resume=true"])
     directory = saved_run(CraftConfig(enabled=True, lambda_lr=0.5))
-    (directory.parent / "training_state").mkdir()
     (directory.parent / "training_state" / "training_step.json").write_text("{}")
     for resumed in (flags, [f"--output_dir={run_dir}"], [f"--config_path={lost}"]):
         cfg, craft = read([*resumed, "--resume=true"])

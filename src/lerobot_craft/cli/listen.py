@@ -76,7 +76,8 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
     policy, fine_tuned = (load_teacher(checkpoint, overrides) for checkpoint in (before, after))
     dataset = open_dataset(repo_id, root, flags.dataset.revision, policy_config=policy.config)
     learned = instructions(dataset.meta)
-    told = list(dict.fromkeys([*_others(flags.instructions, after), *learned]))
+    others = _others(flags.instructions, before, after)
+    told = list(dict.fromkeys([*(other for other in others if other not in learned), *learned]))
     if len(told) < 2:
         raise CraftError(
             f"there is one instruction to listen to, {told[0]!r}, and it takes two to tell apart: list the old ones as "
@@ -99,10 +100,17 @@ def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence
     )
 
 
-def _others(given: str | None, after: Path) -> list[str]:
-    """Instructions in addition to the dataset's: as given, or those that the fine-tuned policy was told to keep."""
+def _others(given: str | None, before: Path, after: Path) -> list[str]:
+    """Instructions besides the dataset's: as given, or what the run was told to keep and what the policies remember."""
     from lerobot_craft.anchors.plan import parse_old_instructions
+    from lerobot_craft.memory.format import memory_in, read_memory
     from lerobot_craft.training.settings import saved_old_instructions
 
-    known = saved_old_instructions(after) if given is None else given
-    return [] if known is None else parse_old_instructions(known)
+    if given is not None:
+        return parse_old_instructions(given)
+    kept = saved_old_instructions(after)
+    memories = [read_memory(place) for place in map(memory_in, (before, after)) if place is not None]
+    return [
+        *(() if kept is None else parse_old_instructions(kept)),
+        *(instruction for memory in memories for instruction in memory.instructions),
+    ]

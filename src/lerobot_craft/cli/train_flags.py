@@ -7,16 +7,23 @@ The sources are those of the installed packages, so a flag is known here exactly
 import ast
 import difflib
 import importlib.util
+import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api import policy_in
 
 _OWN = Path(__file__).parents[1]
 _ALWAYS = ("help", "config_path", "discover_packages_path", "estimate")
 _WIDTH = 100
+_POLICY = "policy."
+# The name that a configuration of a policy is registered by, its class and its bases.
+_CONFIGURATION = re.compile(r'^(?:@\w+\.register_subclass\("(\w+)"\)\n)?(?:@.*\n)*class (\w+)\(([^)]*)\)', re.MULTILINE)
 
 # The flags of a first run, with help for beginners; the rest follows by group.
 _FIRST = {
@@ -74,9 +81,11 @@ def train_flags() -> dict[str, Flag]:
 def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
     """Refuse a flag that does not exist, and suggest the one probably meant.
 
-    Flags of a policy, environment or optimizer depend on its type, which may come from a plugin: draccus checks them.
+    Flags of an environment or optimizer depend on its type, which may come from a plugin: draccus checks them. It also
+    checks those of a policy whose type neither lerobot nor this package has.
     """
     known = train_flags()
+    of_policy = _policy_flags(argv)
     groups = {name for name, flag in known.items() if flag.type}
     heads = {name.rpartition(".")[0] for name in known} - {"", "craft"}  # a whole group, as YAML
     for argument in argv:
@@ -87,9 +96,14 @@ def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
         name = name.removeprefix("--")
         if name in known or name in heads or name in _ALWAYS or f"--{name}" in aliases:
             continue
-        if any(name.startswith(f"{group}.") for group in groups) or name.endswith("discover_packages_path"):
+        if name.endswith("discover_packages_path"):
             continue
-        meant = _nearest(name, known)
+        if of_policy is not None and name.startswith(_POLICY):
+            if f"{_POLICY}{name.split('.')[1]}" in of_policy:
+                continue
+        elif any(name.startswith(f"{group}.") for group in groups):
+            continue
+        meant = _nearest(name, [*known, *(of_policy or ())])
         advice = f"did you mean --{meant}? " if meant else ""
         raise CraftError(f"unrecognized arguments: {argument}: {advice}(`craft train --help` lists the flags)")
 
@@ -156,12 +170,42 @@ def _class_of(annotation: ast.expr) -> str:
     return text if text[:1].isupper() and text not in ("Path", "Any") else ""
 
 
-def _nearest(name: str, known: Mapping[str, Flag]) -> str | None:
-    near = difflib.get_close_matches(name, [*known, *_ALWAYS, "policy.path"], n=1, cutoff=0.75)
+def _policy_flags(argv: Sequence[str]) -> set[str] | None:
+    """The flags of the run's policy; None where its type is not known before lerobot is imported: a plugin, the Hub."""
+    values = dict(pairwise(argv)) | dict(word.split("=", 1) for word in argv if "=" in word)
+    path, policy_type = values.get("--policy.path", values.get("--policy.pretrained_path")), values.get("--policy.type")
+    if path is not None:
+        try:
+            policy_type = json.loads((policy_in(Path(path)) / "config.json").read_text(encoding="utf-8"))["type"]
+        except (OSError, ValueError, LookupError, TypeError):  # not here, or damaged: whoever loads it says so
+            return None
+    found = importlib.util.find_spec("lerobot")
+    roots = [*(found.submodule_search_locations or ())] if found is not None else []
+    files = [file for root in roots for file in Path(root).glob("policies/*/configuration_*.py")]
+    files += [Path(root) / "configs" / "policies.py" for root in roots]
+    classes: dict[str, tuple[Path, list[str]]] = {}
+    chosen = "PreTrainedConfig" if path is None and policy_type is None and "--config_path" not in values else None
+    for file in (*files, *(_OWN / "tiny").glob("*.py")):
+        for registered, name, bases in _CONFIGURATION.findall(file.read_text(encoding="utf-8")):
+            classes[name] = file, [base.strip() for base in bases.split(",")]
+            chosen = name if registered and registered == policy_type else chosen
+    if chosen is None:
+        return None
+    flags, waiting = {f"{_POLICY}{name}" for name in ("path", "type")}, [chosen]
+    while waiting:
+        if (name := waiting.pop()) in classes:
+            file, bases = classes[name]
+            flags |= {f"{_POLICY}{flag.name}" for flag in _fields(file, name)}
+            waiting += bases
+    return flags
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    near = difflib.get_close_matches(name, [*known, *_ALWAYS, f"{_POLICY}path"], n=1, cutoff=0.75)
     if near:
         return near[0]
     # The prefix is missing or wrong.
-    by_end = {full.rpartition(".")[2]: full for full in reversed(list(known))}
+    by_end = {full.rpartition(".")[2]: full for full in reversed(known)}
     near = difflib.get_close_matches(name.rpartition(".")[2], by_end, n=1, cutoff=0.75)
     return by_end[near[0]] if near else None
 

@@ -35,7 +35,7 @@ class ListenFlags:
     # Frames to act in, such as the new task's. Their own instructions count as learned.
     dataset: DatasetFlags = field(default_factory=DatasetFlags)
     # What else to tell the policies: with ; between them, or a file with one per line. Unset: what AFTER was told to
-    # keep.
+    # keep, and the instructions of both memories.
     instructions: str | None = None
     # Frames, spread over tasks, episodes and phases.
     frames: int = 64

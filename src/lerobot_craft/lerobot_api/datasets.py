@@ -96,6 +96,15 @@ def require_metadata(repo_id: str, root: Path) -> None:
 
 
 @contextmanager
+def old_data_flags() -> Iterator[None]:
+    """Refusals name the flags of old data: what reads a dataset knows only those of `craft cache build`."""
+    try:
+        yield
+    except CraftError as error:
+        raise CraftError(str(error).replace("--dataset.", "--craft.old_dataset.")) from error
+
+
+@contextmanager
 def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
     """Turn errors into CraftErrors, and keep lerobot off the Hub if `root` is given."""
     from huggingface_hub.errors import OfflineModeIsEnabled

@@ -55,8 +55,9 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)
-            point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
         session = open_session(cfg, craft, accelerator, command)
+        if main and cfg.resume:
+            point_last_at_resumed(cfg.output_dir, cfg.checkpoint_path)
         stopped = _run(session)
         accelerator.wait_for_everyone()
         return stopped

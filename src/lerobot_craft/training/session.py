@@ -15,7 +15,7 @@ from lerobot_craft.core.master_weights import MasterWeights
 from lerobot_craft.core.sharding import Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
-from lerobot_craft.lerobot_api.datasets import open_instructions, open_metadata
+from lerobot_craft.lerobot_api.datasets import old_data_flags, open_instructions, open_metadata
 from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
@@ -262,7 +262,8 @@ def _compare_rates(craft: CraftConfig, memory: Memory | None, new: str, fps: flo
     """Say so where old data were recorded at another rate than the new: a policy's actions have no unit of time."""
     old = {f"the memory's {source.repo_id}": source.fps for source in (memory.sources if memory is not None else ())}
     for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        old[repo_id] = float(open_metadata(repo_id, root, craft.old_dataset.revision).fps)
+        with old_data_flags():
+            old[repo_id] = float(open_metadata(repo_id, root, craft.old_dataset.revision).fps)
     for name, old_fps in old.items():
         if old_fps != fps:
             logger.warning(

@@ -12,7 +12,7 @@ from lerobot_craft.lerobot_api.policies import load_plugin, local_checkpoint, re
 from lerobot_craft.lerobot_api.train_flags import parse_train_config
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint, package_flags
-from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, require_settings
+from lerobot_craft.training.output.craft_state import CRAFT_CONFIG_FILE, CRAFT_STATE, check_settings, require_settings
 from lerobot_craft.training.output.run_dir import make_way, wait_for_way
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     """
     argv = _where_to_go_on(_with_packages(argv))
     saved = _saved_beside(argv)
+    if saved is not None and flag_value("--resume", argv) == "true":
+        check_settings(saved.parents[1])
     craft = craft_config(saved)
     if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
         raise CraftError(_NO_POLICY)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
+from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.acting import take_frames
 from lerobot_craft.memory.change import did_you_mean
 from lerobot_craft.memory.format import write_memory
@@ -91,6 +93,14 @@ def test_every_list_is_found(checkpoint, anchor_data, memories):
         "the checkpoint's own record": ["wave", "bow"],
         "the dataset local/old, which the policy was trained on": OLD_TASKS,
     }
+
+
+def test_an_incomplete_old_dataset_is_refused_by_its_own_flag(checkpoint, anchor_data, tmp_path):
+    root = shutil.copytree(anchor_data / "old", tmp_path / "old")
+    (root / "meta" / "tasks.parquet").unlink()
+    old = DatasetFlags("local/old", root=str(root))
+    with pytest.raises(CraftError, match=r"tasks\.parquet is missing, .* as --craft\.old_dataset\.root"):
+        known_lists(CraftConfig(old_dataset=old), checkpoint)
 
 
 @pytest.mark.parametrize("content", ["{", '{"dataset": null}', '{"dataset": {}}'])

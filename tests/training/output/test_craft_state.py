@@ -1,13 +1,15 @@
 """What CRaFT keeps in a checkpoint comes back exactly or is refused, and so do the files beside it."""
 
-import hashlib
-import json
-
 import pytest
 
-from lerobot_craft.anchors.strict_json import to_json
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.output.craft_state import CRAFT_STATE, check_files, load_craft_state, save_craft_state
+from lerobot_craft.training.output.craft_state import (
+    CRAFT_STATE,
+    check_files,
+    check_settings,
+    load_craft_state,
+    save_craft_state,
+)
 from tests.training.output.killed_saves import save
 
 STATE = {"step": 20, "lambda": {'open, "the" drawer': 0.1 + 0.2, "ε": 1e-300}, "history": [1, 2.5, None, True, "x"]}
@@ -26,7 +28,9 @@ def checkpoint(run):
     """A second one, at step 20, with weights, states, settings and a card."""
     save(run, "000020", "new")
     directory = run / "checkpoints" / "000020"
-    for name in (*KEPT, "pretrained_model/config.json", "pretrained_model/README.md"):
+    memory = "pretrained_model/craft_memory/manifest.json"
+    (directory / memory).parent.mkdir()
+    for name in (*KEPT, "pretrained_model/config.json", "pretrained_model/README.md", memory):
         (directory / name).write_text(f"this is {name}")
     save_craft_state(directory, STATE)
     return directory
@@ -54,7 +58,7 @@ def test_a_flipped_byte_never_gives_another_state(run):
     assert refused > 4 * len(data)
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"schema": 1, "sha256": "", "state": []}'])
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b'{"schema": 2, "sha256": "", "state": []}'])
 def test_a_damaged_state_is_refused_by_name(run, damage):
     save_craft_state(run, STATE)
     (run / CRAFT_STATE).write_bytes(damage)
@@ -65,8 +69,8 @@ def test_a_damaged_state_is_refused_by_name(run, damage):
 def test_a_state_of_another_version_is_refused(run):
     save_craft_state(run, STATE)
     path = run / CRAFT_STATE
-    path.write_text(path.read_text().replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(CraftError, match="has schema 2, and this version of craft reads 1"):
+    path.write_text(path.read_text().replace('"schema": 2', '"schema": 3'))
+    with pytest.raises(CraftError, match="has schema 3, and this version of craft reads 2"):
         load_craft_state(run)
 
 
@@ -102,9 +106,16 @@ def test_a_file_that_is_not_the_saved_one_is_refused_by_name(checkpoint, name, d
         check_files(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["pretrained_model/config.json", "pretrained_model/README.md"])
-def test_settings_and_card_may_be_edited(checkpoint, name):
-    (checkpoint / name).write_text("edited")
+@pytest.mark.parametrize("check", [check_settings, check_files])
+def test_an_edited_setting_is_refused_by_name(checkpoint, check):
+    (checkpoint / "pretrained_model" / "config.json").write_text("edited")
+    with pytest.raises(CraftError, match=r"config\.json is not what was saved.* takes changes as flags: copy the"):
+        check(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["README.md", "craft_memory/manifest.json"])
+def test_card_and_memory_may_change(checkpoint, name):
+    (checkpoint / "pretrained_model" / name).write_text("changed by craft eval or craft remember")
     check_files(checkpoint)
 
 
@@ -117,16 +128,6 @@ def test_a_partial_copy_is_refused_by_name(checkpoint):
 def test_a_card_may_be_removed(checkpoint):
     (checkpoint / "pretrained_model" / "README.md").unlink()
     check_files(checkpoint)
-
-
-def test_a_state_of_a_release_that_did_not_list_the_settings_is_read(checkpoint):
-    path = checkpoint / CRAFT_STATE
-    content = json.loads(path.read_text())
-    del content["settings"]
-    content["sha256"] = hashlib.sha256(to_json({"state": content["state"], "files": content["files"]})).hexdigest()
-    path.write_bytes(to_json(content))
-    check_files(checkpoint)
-    assert load_craft_state(checkpoint) == STATE
 
 
 def test_without_another_checkpoint_the_remedy_is_a_copy(checkpoint, tmp_path):

@@ -15,7 +15,7 @@ from lerobot_craft.anchors.prepare import OldFrames, old_instructions
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import policy_in
-from lerobot_craft.lerobot_api.datasets import fingerprint_in
+from lerobot_craft.lerobot_api.datasets import fingerprint_in, old_data_flags
 from lerobot_craft.memory.dataset import as_old_data
 from lerobot_craft.memory.format import Memory, memory_in
 from lerobot_craft.memory.kept_out import kept_out
@@ -108,10 +108,11 @@ def open_remembered(craft: CraftConfig, memory: Memory, directory: Path, new_tas
 
 def _trained_on_elsewhere(craft: CraftConfig, memory: Memory) -> Tensor:
     """Frames whose dataset is also given as --craft.old_dataset, bool [n]: training may visit them by that way."""
-    given = {
-        fingerprint_in(repo_id, root, craft.old_dataset.revision)
-        for repo_id, root in craft.old_dataset.addresses("craft.old_dataset")
-    }
+    with old_data_flags():
+        given = {
+            fingerprint_in(repo_id, root, craft.old_dataset.revision)
+            for repo_id, root in craft.old_dataset.addresses("craft.old_dataset")
+        }
     shared = torch.tensor([source.fingerprint in given for source in memory.sources])
     if shared.any():
         logger.info(

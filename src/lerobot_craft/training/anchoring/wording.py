@@ -20,7 +20,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.acting import Frames, actions_under, spread_of_actions, take_frames
 from lerobot_craft.evaluation.intervals import FloatArray
 from lerobot_craft.evaluation.listening import apart
-from lerobot_craft.lerobot_api.datasets import instructions, local_copies, open_metadata
+from lerobot_craft.lerobot_api.datasets import instructions, local_copies, old_data_flags, open_metadata
 from lerobot_craft.lerobot_api.processors import tokens_cut_off, unknown_words
 from lerobot_craft.memory.change import did_you_mean
 from lerobot_craft.memory.format import memory_in, read_memory
@@ -124,7 +124,8 @@ def known_lists(craft: CraftConfig, checkpoint: Path) -> dict[str, list[str]]:
     if (place := memory_in(checkpoint) if craft.memory == OFF else find_memory(craft.memory, checkpoint)) is not None:
         lists[_MEMORY] = list(read_memory(place).instructions)
     for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        meta = open_metadata(repo_id, root, craft.old_dataset.revision)
+        with old_data_flags():
+            meta = open_metadata(repo_id, root, craft.old_dataset.revision)
         lists[f"--craft.old_dataset {repo_id}"] = instructions(meta)
     for read in (_of_record, _of_trained_on):
         try:

@@ -18,6 +18,7 @@ from lerobot_craft.lerobot_api.datasets import (
     dataset_fingerprint,
     frame_table,
     instructions,
+    old_data_flags,
     open_dataset,
     open_metadata,
 )
@@ -136,10 +137,8 @@ def demonstration_loss(context: Context, raw: RawBatch, cameras: Sequence[str], 
 
 
 def _open_old(flags: DatasetFlags, address: Address, context: Context) -> Any:
-    try:
+    with old_data_flags():
         return open_dataset(*address, flags.revision, policy_config=context.teacher.config)
-    except CraftError as error:  # the reader only knows the flags of `craft cache build`
-        raise CraftError(str(error).replace("--dataset.", "--craft.old_dataset.")) from error
 
 
 def _check_features(context: Context, old: Any, new: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.anchors.plan import parse_old_instructions
 from lerobot_craft.anchors.whole_directory import replaced
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import open_dataset
+from lerobot_craft.lerobot_api.datasets import old_data_flags, open_dataset
 from lerobot_craft.memory.change import extended
 from lerobot_craft.memory.collect import from_dataset
 from lerobot_craft.memory.format import Memory, contents, memory_in, read_memory, write_memory
@@ -114,7 +114,8 @@ def _of_old_datasets(craft: CraftConfig, config: Any, seed: int) -> Memory | Non
     only = None if craft.old_instructions is None else parse_old_instructions(craft.old_instructions)
     memory: Memory | None = None
     for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        opened = open_dataset(repo_id, root, craft.old_dataset.revision, policy_config=config)
+        with old_data_flags():
+            opened = open_dataset(repo_id, root, craft.old_dataset.revision, policy_config=config)
         added = from_dataset(
             opened,
             config,

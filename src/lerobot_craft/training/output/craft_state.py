@@ -1,13 +1,14 @@
 """CRaFT's own state in a checkpoint, and whether the files beside it are still those that were saved."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lerobot_craft.anchors.files import HASHING_THREADS, plain_errors, read_bytes, sha256_of, write_atomically
+from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.anchors.whole_directory import discard
 from lerobot_craft.errors import CraftError
@@ -17,10 +18,8 @@ from lerobot_craft.training.output.checkpoints import TRAIN_CONFIG, resume_comma
 CRAFT_STATE = Path("training_state") / "craft_state.json"
 CRAFT_CONFIG_FILE = "craft_config.json"
 PASSING = "passing"  # in the state of a checkpoint that the next one replaces
-_SCHEMA = 1
-# What a run goes on from. Not the settings, which a person may edit, and not the card, which `craft eval` fills in.
-_STATE_FILES = ("pretrained_model/*.safetensors", "training_state/*")
-_SETTINGS = "pretrained_model/*"
+_SCHEMA = 2
+_WEIGHTS = ".safetensors"
 
 
 @dataclass(frozen=True)
@@ -31,31 +30,39 @@ class _StateFile:
         schema: Of this file.
         sha256: Of the canonical JSON of all that follows.
         state: What CRaFT itself goes on from.
-        files: SHA-256 of the weights and the states beside it, by their paths within the checkpoint.
-        settings: Paths of the other files that belong to it; a person may edit those, but not leave them out.
+        files: SHA-256 of what a run resumes from, by paths within the checkpoint: weights, states and settings.
     """
 
     schema: int
     sha256: str
     state: dict[str, Any]
     files: dict[str, str]
-    settings: list[str]  # empty where an earlier release saved it
 
 
 def save_craft_state(checkpoint_dir: Path, state: dict[str, Any]) -> None:
     """Writes what CRaFT needs to go on (JSON values; every number survives exactly) into a checkpoint.
 
-    As its last file: the files that are there by then are those that `check_files` will ask for.
+    As its last file: the files that are there by then are those that `check_files` will ask for. The card is not among
+    them, `craft eval` fills it in; nor the memory: `craft remember` changes it, and it has checksums of its own.
     """
     path = checkpoint_dir / CRAFT_STATE
+    pretrained = checkpoint_dir / TRAIN_CONFIG.parent
+    apart = (path, pretrained / CARD_FILE, pretrained / MEMORY_FOLDER)
     with plain_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = sorted(file for pattern in _STATE_FILES for file in checkpoint_dir.glob(pattern) if file != path)
+        found = sorted(file for file in checkpoint_dir.rglob("*") if file.is_file())
+    found = [file for file in found if file not in apart and file.parent not in apart]
     files = dict(zip((file.relative_to(checkpoint_dir).as_posix() for file in found), _sha256_of(found), strict=True))
-    with plain_errors(path):
-        others = (file for file in checkpoint_dir.glob(_SETTINGS) if file.is_file() and file not in found)
-        settings = sorted(f.relative_to(checkpoint_dir).as_posix() for f in others if f.name != CARD_FILE)
-    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files, settings), state, files, settings)))
+    write_atomically(path, to_json(_StateFile(_SCHEMA, _digest(state, files), state, files)))
+
+
+def check_settings(checkpoint_dir: Path) -> None:
+    """As `check_files`, without the weights and moments, which take longer: before anything reads the settings.
+
+    An edited file would be resumed as another run. lerobot's own parsers say less, and what they do not know they skip.
+    """
+    files = _read_state(checkpoint_dir).files
+    _compare(checkpoint_dir, {name: sha256 for name, sha256 in files.items() if not name.endswith(_WEIGHTS)})
 
 
 def check_files(checkpoint_dir: Path) -> None:
@@ -63,14 +70,22 @@ def check_files(checkpoint_dir: Path) -> None:
 
     lerobot's pi0 family goes on with random weights when its file is damaged, and says so in passing only.
     """
-    state = _read_state(checkpoint_dir)
-    saved = {checkpoint_dir / name: sha256 for name, sha256 in state.files.items()}
-    for file in (*saved, *(checkpoint_dir / name for name in state.settings)):
+    _compare(checkpoint_dir, _read_state(checkpoint_dir).files)
+
+
+def _compare(checkpoint_dir: Path, files: Mapping[str, str]) -> None:
+    saved = {checkpoint_dir / name: sha256 for name, sha256 in files.items()}
+    for file in saved:
         if not file.is_file():
             raise CraftError(f"{file} is missing: {_another(checkpoint_dir)}")
     for file, found in zip(saved, _sha256_of(list(saved)), strict=True):
-        if found != saved[file]:
-            raise CraftError(f"{file} is not what was saved, it is damaged: {_another(checkpoint_dir)}")
+        if found == saved[file]:
+            continue
+        if file.parent.name == TRAIN_CONFIG.parent.name and file.suffix != _WEIGHTS:
+            said = "it is damaged or was edited. A resumed run takes changes as flags"
+        else:
+            said = "it is damaged"
+        raise CraftError(f"{file} is not what was saved, {said}: {_another(checkpoint_dir)}")
 
 
 def _sha256_of(files: Sequence[Path]) -> Iterator[str]:
@@ -140,14 +155,13 @@ def _read_state(checkpoint_dir: Path) -> _StateFile:
                 f"{path} has schema {schema}, and this version of craft reads {_SCHEMA}: resume with the version that "
                 "saved it"
             )
-        file = decode(_StateFile, {"settings": []} | content)
-        if file.sha256 != _digest(file.state, file.files, file.settings):
+        file = decode(_StateFile, content)
+        if file.sha256 != _digest(file.state, file.files):
             raise StrictJSONError("sha256: not that of its content")
     except StrictJSONError as error:
         raise CraftError(f"{path} is damaged ({error}): resume from another checkpoint of this run") from error
     return file
 
 
-def _digest(state: dict[str, Any], files: dict[str, str], settings: list[str]) -> str:
-    content = {"state": state, "files": files} | ({"settings": settings} if settings else {})
-    return hashlib.sha256(to_json(content)).hexdigest()
+def _digest(state: dict[str, Any], files: dict[str, str]) -> str:
+    return hashlib.sha256(to_json({"state": state, "files": files})).hexdigest()
