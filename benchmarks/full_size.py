@@ -119,7 +119,7 @@ def make_inputs(root: Path, policy_type: str, depth: int | None, tiny: bool) -> 
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     for name, tasks, seed in (("old", OLD_TASKS, 0), ("new", NEW_TASKS, 1)):
-        made_once(root / name, lambda path, tasks=tasks, seed=seed: make_dataset(path, tasks, seed, tiny))
+        made_once(root / name, partial(make_dataset, tasks=tasks, seed=seed, tiny=tiny))
     old = LeRobotDataset("local/old", root=root / "old")
     directory = directory_of(root, policy_type, depth)
     made_once(directory / "small", lambda path: make_tiny(path, policy_type, old))

@@ -47,7 +47,6 @@ MEASURED = {
     "dual_rule": None,  # by what there is to measure on
     "initial_lambda": 3.0,
     "lambda_min": None,  # where it starts
-    "use_grad_projection": None,  # by the policy
 }
 # Another value than the default for every setting, all of them valid together.
 OTHER = {
@@ -97,7 +96,7 @@ OTHER = {
     "epsilon_decay_steps": 10,
     "epsilon_decay": "cosine",
     "epsilon_unit": "absolute",
-    "use_grad_projection": True,
+    "use_grad_projection": False,
     "conflict_threshold": -0.5,
     "projection_mode": "equal",
     "task_max_norm": 2.5,
@@ -251,15 +250,16 @@ def test_the_multipliers_rule_gets_every_setting_of_its_own():
 
 
 def test_each_gradient_and_their_sum_are_bounded_by_the_optimizers_clip():
-    assert CraftConfig(use_grad_projection=True).surgery(1.0) == Surgery(True, -0.1, "weighted", 1.0, 1.0, 1.0)
-    assert CraftConfig(**OTHER).surgery(1.0) == Surgery(True, -0.5, "equal", 2.5, 1.5, 1.0)
+    assert CraftConfig().surgery(1.0) == Surgery(True, -0.1, "weighted", 1.0, 1.0, 1.0)
+    assert CraftConfig(**OTHER).surgery(1.0) == Surgery(False, -0.5, "equal", 2.5, 1.5, 1.0)
 
 
 def test_without_projection_only_the_sum_is_bounded():
-    assert CraftConfig().surgery(1.0) == Surgery(use_grad_projection=False, merged_max_norm=1.0)
-    assert CraftConfig().surgery(1.0).is_sum
-    assert not CraftConfig(retention_max_norm=2.0).surgery(1.0).is_sum
-    assert not CraftConfig(projection_mode="equal").surgery(1.0).is_sum
+    added = CraftConfig(use_grad_projection=False)
+    assert added.surgery(1.0) == Surgery(use_grad_projection=False, merged_max_norm=1.0)
+    assert added.surgery(1.0).is_sum
+    assert not dataclasses.replace(added, retention_max_norm=2.0).surgery(1.0).is_sum
+    assert not dataclasses.replace(added, projection_mode="equal").surgery(1.0).is_sum
 
 
 def test_what_is_left_open_depends_on_whether_multipliers_follow_real_frames():
@@ -277,7 +277,7 @@ def test_what_is_left_open_depends_on_whether_multipliers_follow_real_frames():
 
 @pytest.mark.parametrize("clips_nothing", [0.0, -1.0])
 def test_where_lerobot_clips_nothing_there_is_no_bound(clips_nothing):
-    config = CraftConfig(use_grad_projection=True)
+    config = CraftConfig()
     assert config.surgery(clips_nothing) == Surgery()
     assert dataclasses.replace(config, task_max_norm=2.0).surgery(clips_nothing) == Surgery(task_max_norm=2.0)
 

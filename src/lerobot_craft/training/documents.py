@@ -25,7 +25,6 @@ class DocumentsConfig(CraftConfig):
     lambda_min: float | None = 0.0
     epsilon_start: float | None = 1.0
     epsilon_end: float | None = 0.1
-    use_grad_projection: bool | None = True
 
 
 def config_class(flags: Sequence[str]) -> type[CraftConfig]:

@@ -212,8 +212,7 @@ def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     size = craft.anchor_batch_size or cfg.batch_size
     visits = cfg.steps // craft.retention_freq * size * craft.accumulate * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
-    projects = adapter.output_kind == "logits" if craft.use_grad_projection is None else craft.use_grad_projection
-    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws, use_grad_projection=projects)
+    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws)
 
 
 def _worded(
