@@ -46,7 +46,7 @@ def test_the_recipes_cover_what_the_page_promises():
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_names_flags_that_exist_and_leaves_to_the_user_what_is_theirs(recipe):
     flags = with_recipe([f"--config_path=recipes/{recipe}"])
-    check_names(flags, {})
+    check_names([f"--policy.type={policy_of(recipe)}", *flags], {})
     settings = settings_of(flags)
     assert settings["craft.enabled"] == "true"
     assert not [name for name in settings if name.startswith((*THE_USERS, *ELSEWHERE))]

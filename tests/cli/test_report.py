@@ -78,4 +78,4 @@ def test_a_page_needs_neither_torch_nor_lerobot(results, tmp_path):
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     loaded = {name.split(".")[0] for name in printed.splitlines()[-1].split()}
     assert "numpy" in loaded
-    assert not {"torch", "lerobot", "scipy", "jinja2"} & loaded
+    assert not {"torch", "lerobot", "scipy"} & loaded
