@@ -157,9 +157,8 @@ def test_the_new_task_in_the_memory_is_not_held(craft_train, train_flags, rememb
         policy__path=start,
         dataset__repo_id="local/old",
         dataset__root=anchor_data / "old",
-        dataset__episodes="[0]",
     )
-    assert craft_train(*flags) == 2  # all old tasks are in the new data's metadata, so nothing is left to keep
+    assert craft_train(*flags) == 2  # all old tasks are in the new data, so nothing is left to keep
     assert "also has the new task, 'open the drawer'" in capsys.readouterr().err
 
 
