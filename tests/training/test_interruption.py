@@ -8,9 +8,11 @@ from lerobot_craft.training.interruption import Interruption
 @pytest.fixture
 def listening():
     """Has taken the signals of this process, and gives them back."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     with Interruption(active=True, save_minutes=0, main=False) as interruption:
         interruption.listen()
         yield interruption
+    signal.signal(signal.SIGINT, before)
 
 
 def send(number):
