@@ -58,6 +58,7 @@ OTHER = {
     "strict": True,
     "anchor_cache_dir": Path("caches/a=b"),
     "anchor_batch_size": 3,
+    "accumulate": 2,
     "retention_freq": 2,
     "retention_mode": "token_ce",
     "loss_type": "l1",
