@@ -354,7 +354,7 @@ class Bench:
         }
 
     def flags(self, name: str, policy: Path, output: Path | None = None, save_every: int = 0) -> list[str]:
-        """Of `craft train`."""
+        """The flags of `craft train`."""
         return [
             *("train", f"--policy.path={policy}", "--policy.device=cpu", "--policy.push_to_hub=false", PACKAGE),
             *("--dataset.repo_id=local/new", f"--dataset.root={self.root / 'new'}", "--num_workers=0", "--log_freq=1"),

@@ -146,7 +146,7 @@ def typed(command: str, interrupt_after: int) -> tuple[str, float]:
 
 
 def _last_step() -> int:
-    """Of the run that will be interrupted, as its log has it."""
+    """The step of the run that will be interrupted, read from its log."""
     metrics = Path("outputs/kept/metrics.jsonl")
     lines = metrics.read_text().split("\n")[:-1] if metrics.exists() else []  # whole ones
     return int(json.loads(lines[-1])["step"]) if lines else 0

@@ -39,7 +39,7 @@ class SeveralAnchors:
 
     @property
     def stored_bytes(self) -> int:
-        """Of all caches."""
+        """The sum over all caches."""
         return sum(anchors.stored_bytes for anchors in self.each)
 
     def hold_out(self, indices: Tensor) -> None:
@@ -48,7 +48,7 @@ class SeveralAnchors:
             anchors.hold_out(indices)
 
     def costs(self) -> list[Cost]:
-        """Of each mode."""
+        """One entry per mode."""
         return [
             Cost(f"{cost.what} ({anchors.retained.mode})", cost.bytes)
             for anchors in self.each

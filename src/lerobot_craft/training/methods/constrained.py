@@ -156,7 +156,7 @@ class Constrained(Method):
         return of_task + part * len(self._tasks)
 
     def _drift_of(self, part: "_Part", anchors: AnchorBatch) -> tuple[Tensor, torch.dtype]:
-        """Of each anchor [B], and what it was computed in."""
+        """The drift of each anchor [B], and the dtype it was computed in."""
         context = self.context
         batch = policy_inputs(anchors.raw, context.teacher.preprocessor)
         policy = unwrapped(context.policy)
