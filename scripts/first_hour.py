@@ -36,7 +36,7 @@ Long outputs are cut at `[...]`. Times include the start of Python and of lerobo
 
 The data were made for this page with lerobot's own writer: two cameras of different sizes, AV1 video, {joints} named
 joints, {fps} frames per second, instructions with punctuation. The policy is a SmolVLA of 0.5 million parameters. The
-page shows the way and the times, not how well a real policy is kept: that is in the [bench](bench.md).
+page shows the way and the times, not how well a real policy is kept: that is in the [results](results.md).
 
 {steps}
 """
