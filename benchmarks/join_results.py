@@ -59,7 +59,9 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=Path, help="results.json files of the same scenarios and base policies")
+    parser.add_argument(
+        "files", nargs="+", type=Path, help="results.json files of the same scenarios and base policies"
+    )
     parser.add_argument("--output", type=Path, required=True, help="the joined file")
     parser.add_argument("--replace", type=_pair, action="append", default=[], metavar="OLD=NEW", help="in commands")
     return parser

@@ -69,6 +69,16 @@ def test_the_mode_before_does_not_matter_and_is_restored(subject, training):
     assert attention_implementations(subject.policy) == settings
 
 
+def test_several_draws_share_what_does_not_depend_on_them(subject):
+    with subject.anchor_mode(), torch.no_grad():
+        draws = subject.adapter.fix(subject.policy, subject.batch, rngs(len(subject)), 3)
+        alone = [subject.adapter.output(subject.policy, subject.batch, fixed) for fixed in draws]
+        together = subject.adapter.outputs(subject.policy, subject.batch, draws)
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.values, other.values)
+        assert torch.equal(one.mask, other.mask)
+
+
 def test_no_hook_stays_behind(subject):
     anchor_values(subject, subject.policy, subject.draw())
     for name, module in subject.policy.named_modules():

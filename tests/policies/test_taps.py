@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from transformers import PretrainedConfig
 
-from lerobot_craft.policies.taps import eager_attention, mode, outputs_of, remove_compiled, taps
+from lerobot_craft.policies.taps import eager_attention, embedded_once, mode, outputs_of, remove_compiled, taps
 
 
 class Stack(nn.Module):
@@ -175,3 +175,40 @@ def test_a_copy_of_a_compiled_policy_has_weights_of_its_own(compiled):
         compiled.layers[0].weight.add_(1)
     assert torch.equal(teacher(x), before)
     assert not torch.equal(compiled(x), before)
+
+
+class Eyes(nn.Module):
+    """Embeds images by their class's method, as lerobot's backbones do, and counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def embed_image(self, image):
+        self.calls += 1
+        return image * 2
+
+
+def test_equal_images_are_embedded_once_within_the_context():
+    eyes, top, wrist = Eyes(), torch.rand(2, 3, 4, 4), torch.rand(2, 3, 4, 4)
+    with embedded_once(eyes):
+        for _ in range(3):
+            assert torch.equal(eyes.embed_image(top.clone()), top * 2)
+            assert torch.equal(eyes.embed_image(wrist.clone()), wrist * 2)
+    assert eyes.calls == 2
+    assert torch.equal(eyes.embed_image(top), top * 2)
+    assert eyes.calls == 3
+
+
+def test_the_module_is_itself_again_after_an_error():
+    eyes = Eyes()
+    with pytest.raises(ZeroDivisionError), embedded_once(eyes):
+        raise ZeroDivisionError
+    assert "embed_image" not in vars(eyes)
+
+
+def test_another_precision_is_another_image():
+    eyes = Eyes()
+    with embedded_once(eyes):
+        assert eyes.embed_image(torch.ones(1)).dtype == torch.float32
+        assert eyes.embed_image(torch.ones(1, dtype=torch.float64)).dtype == torch.float64

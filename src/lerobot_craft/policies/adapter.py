@@ -106,6 +106,10 @@ class PolicyAdapter(ABC):
     def output(self, policy: Any, batch: Batch, fixed: Fixed) -> Output:
         """The policy's output under `fixed`."""
 
+    def outputs(self, policy: Any, batch: Batch, draws: Sequence[Fixed]) -> list[Output]:
+        """The output under each draw, equal to the bit to as many calls of `output`."""
+        return [self.output(policy, batch, fixed) for fixed in draws]
+
     @abstractmethod
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:
         """The demonstrator's value; `fixed` must come from `fix` on the same batch."""

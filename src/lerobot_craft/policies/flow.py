@@ -14,7 +14,7 @@ from lerobot.utils.constants import ACTION
 from torch import Tensor
 
 from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Output, PolicyAdapter, normal
-from lerobot_craft.policies.taps import mode, outputs_of, valid_everywhere
+from lerobot_craft.policies.taps import embedded_once, mode, outputs_of, valid_everywhere
 
 
 class FlowAdapter(PolicyAdapter):
@@ -28,6 +28,10 @@ class FlowAdapter(PolicyAdapter):
     @abstractmethod
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         """The policy's own training forward at `x_t`, `time`."""
+
+    @abstractmethod
+    def backbone(self, policy: Any) -> Any:
+        """The module that embeds images."""
 
     @abstractmethod
     def time_distribution(self, policy: Any) -> tuple[float, float, float, float]:
@@ -71,6 +75,11 @@ class FlowAdapter(PolicyAdapter):
             self.run(policy, batch, fixed)
         values = velocity[0][..., : policy.config.output_features[ACTION].shape[0]]
         return Output(values, valid_everywhere(values))
+
+    @override
+    def outputs(self, policy: Any, batch: Batch, draws: Sequence[Fixed]) -> list[Output]:
+        with embedded_once(self.backbone(policy)):
+            return super().outputs(policy, batch, draws)
 
     @override
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:

@@ -74,6 +74,10 @@ class PI0Adapter(FlowAdapter):
             images, image_masks, *language_of(batch), *self.state_of(policy, batch), x_t, x_t, fixed["time"]
         )
 
+    @override
+    def backbone(self, policy: Any) -> Any:
+        return policy.model.paligemma_with_expert
+
     def state_of(self, policy: Any, batch: Batch) -> tuple[Tensor, ...]:
         """The state, if the model takes it as a separate argument."""
         return (policy.prepare_state(batch),)

@@ -66,6 +66,10 @@ class SmolVLAAdapter(FlowAdapter):
         )
 
     @override
+    def backbone(self, policy: Any) -> Any:
+        return policy.model.vlm_with_expert
+
+    @override
     def own_actions(self, policy: Any, batch: Batch, noise: Tensor) -> Tensor:
         batch = {**batch, OBS_STATE: batch[OBS_STATE].clone()}  # lerobot converts ALOHA states in place
         actions = super().own_actions(policy, batch, noise)

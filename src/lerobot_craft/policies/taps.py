@@ -66,6 +66,26 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
+def embedded_once(module: Any) -> Generator[None]:
+    """Let `module.embed_image` compute equal images once within this context, e.g. for passes that differ in noise."""
+    embed, seen = module.embed_image, list[tuple[Tensor, Tensor]]()
+
+    def once(image: Tensor) -> Tensor:
+        for known, embedded in seen:
+            if known.dtype == image.dtype and torch.equal(known, image):
+                return embedded
+        embedded = embed(image)
+        seen.append((image, embedded))
+        return embedded
+
+    module.embed_image = once
+    try:
+        yield
+    finally:
+        del module.embed_image  # the class's own shows again
+
+
+@contextmanager
 def mode(policy: nn.Module, *, train: bool) -> Generator[None]:
     """Train or eval mode in this context, without torch.compile. The policy's own `train` decides about frozen parts.
 

@@ -93,7 +93,7 @@ class Action(Retained):
 
     @override
     def columns(self, adapter: PolicyAdapter, policy: Any, batch: Batch, fixed: Sequence[Fixed]) -> Columns:
-        outputs = [self.take(adapter, policy, batch, draw)["output"] for draw in fixed]
+        outputs = adapter.outputs(policy, batch, fixed)
         errors = self._own_errors(adapter, policy, batch, fixed, outputs)
         return errors | self._targets(adapter, fixed, outputs)
 
