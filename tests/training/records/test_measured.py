@@ -1,5 +1,6 @@
 """Sums of what the steps took."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -7,12 +8,28 @@ import pytest
 from lerobot_craft.training.records.measured import Measured
 
 
-def step(seconds, gpu_gib=None):
+def step(seconds, gpu_gib=None, loss=1.0):
     """lerobot's meters after a step."""
     metrics = {} if gpu_gib is None else {"gpu_mem_gb": None}
-    return SimpleNamespace(
-        update_s=SimpleNamespace(val=seconds), gpu_mem_gb=SimpleNamespace(val=gpu_gib), metrics=metrics
-    )
+    meters = {"update_s": seconds, "gpu_mem_gb": gpu_gib, "loss": loss}
+    return SimpleNamespace(**{name: SimpleNamespace(val=value) for name, value in meters.items()}, metrics=metrics)
+
+
+def after(losses):
+    measured = Measured()
+    for loss in losses:
+        measured.add(step(1.0, loss=loss), {})
+    return measured.last_losses
+
+
+def test_the_task_loss_of_the_last_two_quarters():
+    assert after([9.0] * 20 + [2.0] * 10 + [0.5] * 10) == (2.0, 0.5)
+    assert after([9.0] * 20 + [2.0] * 10 + [math.nan] + [0.5] * 10) == (2.0, 0.5)
+
+
+def test_a_short_run_says_nothing_of_its_end():
+    assert after([1.0] * 39) is None
+    assert after([1.0] * 40) == (1.0, 1.0)
 
 
 def test_anchors_are_charged_with_what_they_took():

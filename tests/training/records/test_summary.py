@@ -64,6 +64,15 @@ def test_a_missed_budget_that_no_multiplier_could_hold_is_told():
     assert not at_bound(epsilon=None)  # a method without a budget
 
 
+def test_a_task_loss_that_was_still_falling_is_told_with_what_helps():
+    still = "still falling when the run ended, from 0.400 to 0.200"
+    assert still in text_of(last_losses=(0.4, 0.2))
+    assert "--steps=6)" in text_of(last_losses=(0.4, 0.2))
+    assert "still falling" not in text_of(last_losses=(0.4, 0.31))
+    assert "still falling" not in text_of(last_losses=(0.0, 0.0))
+    assert "still falling" not in text_of(last_losses=None)
+
+
 def test_anchors_that_were_learned_by_heart_are_told():
     assert by_heart()
     assert not by_heart(held_out=0)  # the probe's own anchors were visited too

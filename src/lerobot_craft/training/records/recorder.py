@@ -238,6 +238,7 @@ class Recorder:
             measured_on=None if self._probe is None else self._probe.measured_on,
             bounded_share=self._measured.bounded_share,
             bound=craft.surgery(cfg.optimizer.grad_clip_norm).retention_max_norm,
+            last_losses=self._measured.last_losses,
         )
         for line in text.splitlines():
             logger.info(line)

@@ -24,6 +24,7 @@ from lerobot_craft.training.records.outcomes import Outcome
 _ABSOLUTE = "absolute"
 _BY_HEART = 2.0  # times the drift on anchors that were visited
 _MOSTLY = 0.5  # of the anchor steps
+_STILL_FALLING = 0.75  # of the quarter before: docs/metrics.md
 _LOOSER = 3.0  # times the bound: what was tried in docs/decisions/0026
 
 
@@ -76,6 +77,7 @@ def summary(
     bounded_share: float = 0.0,
     bound: float = math.inf,
     measured_on: str | None = None,
+    last_losses: tuple[float, float] | None = None,
 ) -> str:
     """The end of a run: what was retained, what it cost, where the checkpoint is and how to run it.
 
@@ -93,12 +95,14 @@ def summary(
         bounded_share: Of the anchor steps those whose weighted retention gradient was shortened to its bound.
         bound: That bound.
         measured_on: What the drift of the actions was measured on, in words; None where it was not measured.
+        last_losses: Mean task loss of the third and of the last quarter of the steps; None if there were too few.
     """
     lines = [f"End of training: method {config.method}, step {step}", *_retained_lines(config, epsilon, retained)]
     if measured_on is not None:
         lines.append(f"  Action drift: {measured_on}.")
     lines += _by_heart_lines(config, epsilon, retained, held_out)
     lines += _bound_lines(epsilon, retained, bounded_share, bound)
+    lines += _learning_lines(step, last_losses)
     memory = cost_lines("memory:", costs) or ["memory: none"]
     lines += ["What it cost beyond plain fine-tuning:", *(f"  {line}" for line in [_time_text(timing), *memory])]
     lines += [f"  {line}" for line in _peak_lines(peak)]
@@ -157,6 +161,18 @@ def _bound_lines(epsilon: float | None, retained: Sequence[Outcome], bounded_sha
         f"  In {bounded_share:.0%} of the anchor steps the weighted retention gradient was at its bound, {bound:g}: "
         f"larger multipliers give it no more weight. --craft.retention_max_norm={_LOOSER * bound:g} holds the old "
         "tasks closer, and the new task learns more slowly."
+    ]
+
+
+def _learning_lines(step: int, last_losses: tuple[float, float] | None) -> list[str]:
+    """Say so where the run ended before the new task was learned: the constraint makes learning slower."""
+    if last_losses is None or not last_losses[1] < _STILL_FALLING * last_losses[0]:
+        return []
+    before, last = map(number, last_losses)
+    return [
+        f"The task loss was still falling when the run ended, from {before} to {last} over its last two quarters: the "
+        f"new task may not be learned yet. Train longer (--steps={2 * step}), or let the policy drift further "
+        "(--craft.epsilon_end, with a memory)."
     ]
 
 
