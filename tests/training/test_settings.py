@@ -202,8 +202,16 @@ def test_a_revision_that_is_not_there_is_refused(train_flags, run_dir, on_the_hu
 
 def test_without_craft_lerobot_itself_looks_the_policy_up(train_flags, run_dir, on_the_hub, monkeypatch):
     monkeypatch.setattr("lerobot_craft.training.settings.local_checkpoint", None)
-    cfg, _ = read(train_flags("act", run_dir))
-    assert cfg.policy.type == "act"
+    cfg, _ = read(train_flags("act", run_dir, policy__path="me/act"))
+    assert (cfg.policy.type, str(cfg.policy.pretrained_path)) == ("act", "me/act")
+
+
+@pytest.mark.parametrize("flags", [ENABLED, ()], ids=["with CRaFT", "without"])
+def test_a_setting_that_cannot_be_read_is_named_with_its_file(flags, train_flags, run_dir, checkpoints, tmp_path):
+    copy = shutil.copytree(checkpoints("act"), tmp_path / "copy")
+    (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text()) | {"n_heads": "many"}))
+    with pytest.raises(CraftError, match=r"copy/config\.json: `n_heads`: .*Copy the checkpoint again"):
+        read(train_flags("act", run_dir, policy__path=copy), *flags)
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume=false"]], ids=["unset", "false"])
