@@ -26,6 +26,7 @@ NEW = ("Put the cup (blue, 2nd from left) on the shelf!",)
 INTERRUPT_AFTER = 0.4  # of the steps
 HEAD, TAIL, WIDTH = 6, 18, 200  # lines of an output that are kept, and characters of a line
 TRANSCRIPT = Path("transcript.json")  # of the commands that are done
+_BAR = re.compile(r"^\s*(Training|Map|Generating)?:? *\d+%\|")  # of a step that is logged, or that is over at once
 _LOG = re.compile(r"^(INFO|WARNING) \S+ \S+ +\S+ ")
 
 PAGE = """# The first hour
@@ -128,7 +129,7 @@ def _picture(size: tuple[int, int], phase: float) -> np.ndarray:
 def typed(command: str, interrupt_after: int) -> tuple[str, float]:
     """Run one command; its output, and seconds. Ctrl-C when `outputs/kept` has logged so many steps (0: never)."""
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+", newline="") as said:  # "": a progress bar's returns stay what they are
         child = subprocess.Popen(command, shell=True, stdout=said, stderr=said, start_new_session=True)  # noqa: S602
         while interrupt_after and child.poll() is None:
             if _last_step() >= interrupt_after:
@@ -154,9 +155,10 @@ def _last_step() -> int:
 
 def trimmed(said: str, here: Path) -> str:
     """As a terminal shows it in the end, without places of this machine, and without the middle."""
-    said = said.replace(f"{here}/", "").replace(str(ROOT), "lerobot-craft").replace(str(Path.home()), "~")
-    lines = [line.split("\r")[-1].rstrip() for line in said.split("\n")]
-    lines = [_LOG.sub("", line)[:WIDTH] for line in lines if line.strip()]
+    for place, name in ((f"{here}/", ""), (str(here), "."), (str(ROOT), "lerobot-craft"), (str(Path.home()), "~")):
+        said = said.replace(place, name)
+    lines = [line.rstrip("\r ").split("\r")[-1].rstrip() for line in said.split("\n")]
+    lines = [_LOG.sub("", line)[:WIDTH] for line in lines if line.strip() and not _BAR.match(line)]
     return "\n".join(lines if len(lines) <= HEAD + TAIL else [*lines[:HEAD], "[...]", *lines[-TAIL:]])
 
 
@@ -173,9 +175,11 @@ def main() -> int:
         "--directory", type=Path, required=True, help="where the hour is spent; an hour that was interrupted is resumed"
     )
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "first-hour.md")
-    parser.add_argument("--base_steps", type=int, default=300, help="steps of the policy that can do the old tasks")
+    parser.add_argument("--base_steps", type=int, default=800, help="steps of the policy that can do the old tasks")
     parser.add_argument("--steps", type=int, default=60, help="steps on the new task")
     options = parser.parse_args()
+    # A shell's background job ignores Ctrl-C, and so would every command that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     page, here = options.page.resolve(), options.directory.resolve()
     here.mkdir(parents=True, exist_ok=True)
     os.chdir(here)

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ CONFIG_FILE = "config.json"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
 _MEMORY_FILES = "craft_memory/*"
 _SUBDIRECTORIES = "*/*"  # may contain checkpoints of an unfinished training
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Logged by the root logger for every checkpoint of the pi0 family, even good ones.
 _PATCH_EMBEDDING_NOTICE = "Vision embedding key might need handling"
@@ -134,6 +136,11 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     """
     if Path(path).is_dir():
         return policy_in(Path(path))
+    if not may_be_on_the_hub(path):
+        raise CraftError(
+            f"There is no checkpoint directory {path}. Give the output directory of a training, one of its "
+            "checkpoints, or a policy of the Hub as USER/NAME."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -150,6 +157,11 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
         raise CraftError(
             f"There is no checkpoint directory {path}, and the Hub does not give a policy of that name ({reason})."
         ) from error
+
+
+def may_be_on_the_hub(path: str | Path) -> bool:
+    """Whether this has the form of a name on the Hub."""
+    return _HUB_NAME.fullmatch(str(path)) is not None
 
 
 def _checkpoint_directory(path: str | Path) -> Path:
@@ -195,8 +207,13 @@ def load_policy(config: PolicyConfig) -> nn.Module:
 
 
 @contextlib.contextmanager
-def plain_making(config: PolicyConfig) -> Iterator[None]:
-    """Errors of making a policy as one sentence. lerobot checks few settings, so `config.json` may cause any."""
+def plain_making(config: PolicyConfig, dataset: str | None = None) -> Iterator[None]:
+    """Errors of making a policy as one sentence. lerobot checks few settings, so `config.json` may cause any.
+
+    Args:
+        config: The policy's config.
+        dataset: Name of the dataset that sets the size of its actions, if one does.
+    """
     from safetensors import SafetensorError
 
     try:
@@ -210,9 +227,11 @@ def plain_making(config: PolicyConfig) -> Iterator[None]:
     except WRONG_SETTING as error:
         lines = str(error).splitlines()
         if lines and "loading state_dict" in lines[0]:
+            actions = f"with the actions of {dataset}" if dataset else "its config.json describes"
+            other = f"Use a dataset with the policy's actions; if {dataset} has them, copy" if dataset else "Copy"
             raise CraftError(
-                f"The weights in {config.pretrained_path} do not fit the policy its config.json describes: "
-                f"{lines[1].strip()}{f' And {len(lines) - 2} more.' if len(lines) > 2 else ''} Copy the checkpoint "
+                f"The weights in {config.pretrained_path} do not fit the policy {actions}: "
+                f"{lines[1].strip()}{f' And {len(lines) - 2} more.' if len(lines) > 2 else ''} {other} the checkpoint "
                 "again, its config.json with it."
             ) from error
         if config.pretrained_path is None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from lerobot_craft.errors import CraftError
 
 _NO_REPO_ID = "'repo_id' argument missing"
+_MISSING = re.compile(r"`([\w.]+)`: Missing required field\(s\) `(\w+)`.*")
 _PUSH_TO_HUB = "--policy.push_to_hub"
 _REWARD_MODEL = "--reward_model."
 _NOT_FOR_REWARDS = "craft train is for policies: train a reward model with lerobot-train"
@@ -86,6 +88,8 @@ def _parse(argv: Sequence[str]) -> Any:
 def _advice(reason: str) -> str:
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()] or ["the flags are wrong"]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # for several types, the first type's message
+    if missing := _MISSING.fullmatch(said):
+        said = f"--{missing[1]}.{missing[2]} is missing"
     return f"{said.removesuffix('.')} (`craft train --help` lists the flags)"
 
 

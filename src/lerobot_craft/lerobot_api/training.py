@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import frame_table, require_metadata
 from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
-from lerobot_craft.lerobot_api.policies import autocast_name, plain_making
+from lerobot_craft.lerobot_api.policies import autocast_name, in_short, plain_making
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preloaded
 
 logger = logging.getLogger(__name__)
@@ -83,10 +83,11 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
         with accelerator.main_process_first():
             dataset, held_out = make_train_eval_datasets(cfg)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()
+        lost = cfg.dataset.root is not None and not Path(cfg.dataset.root).is_dir()
+        reason = f"there is no directory {cfg.dataset.root}, and from the Hub: " if lost else ""
         raise CraftError(
-            f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason[0] if reason else type(error).__name__}): "
-            "check --dataset.repo_id and --dataset.root"
+            f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason}{in_short(error)}): check --dataset.repo_id "
+            "and --dataset.root"
         ) from error
     if not cfg.dataset.streaming:
         frame_table(dataset)  # refuses frames with an unlisted instruction or episode
@@ -98,7 +99,7 @@ def make_student(cfg: Any, dataset: Any) -> nn.Module:
     from lerobot.policies import make_policy
 
     refuse_foreign_code(cfg.policy)
-    with plain_making(cfg.policy):
+    with plain_making(cfg.policy, cfg.dataset.repo_id):
         try:
             policy: nn.Module = make_policy(cfg=cfg.policy, ds_meta=dataset.meta, rename_map=cfg.rename_map)
         except ValueError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import CONFIG_FILE, load_plugin, load_policy_config, local_checkpoint
+from lerobot_craft.lerobot_api.policies import load_plugin, load_policy_config, local_checkpoint, may_be_on_the_hub
 from lerobot_craft.lerobot_api.train_flags import parse_train_config
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint, package_flags
@@ -151,14 +151,13 @@ def _in_directory(directory: Path) -> Path | None:
 def _resolve_policy(argv: Sequence[str], enabled: bool) -> list[str]:
     """The same flags, with a policy of the Hub replaced by where it was downloaded to; without CRaFT lerobot does that.
 
-    An unreadable `config.json` is refused by name.
+    A missing or unreadable `config.json` is refused by name.
     """
     path = flag_value(_POLICY_PATH, argv)
-    if path is None or not (enabled or Path(path).is_dir()):
+    if path is None or not (enabled or Path(path).is_dir() or not may_be_on_the_hub(path)):
         return list(argv)
     directory = local_checkpoint(path, flag_value("--policy.pretrained_revision", argv))
-    if (directory / CONFIG_FILE).is_file():  # if not: left to lerobot's error
-        load_policy_config(directory, ["--device=cpu"])  # names the file; lerobot's parser only the setting
+    load_policy_config(directory, ["--device=cpu"])  # its errors name the file; those of lerobot's parser do not
     return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={directory}"]
 
 
