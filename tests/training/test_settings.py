@@ -80,6 +80,30 @@ def test_a_resumed_run_takes_changes_as_flags_and_not_from_an_edited_file(name, 
         read([f"--config_path={directory / 'train_config.json'}", "--resume=true"])
 
 
+@pytest.mark.parametrize("resume", [["--resume=true"], ["--output_dir=other"]], ids=["resumed", "begun"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: [],
+        lambda content: None,
+        lambda content: {},
+        lambda content: content | {"dataset": None},
+        lambda content: content | {"policy": []},
+        lambda content: content | {"policy": {"type": None}},
+        lambda content: content | {"batch_size": None},
+        lambda content: content | {"batch_size": "many"},
+        lambda content: content | {"steps": {}},
+        lambda content: content | {"wheels": 4},
+    ],
+)
+def test_lerobots_settings_that_are_none_are_refused_by_file(damage, resume, saved_run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    file = saved_run(None) / "train_config.json"
+    file.write_text(json.dumps(damage(json.loads(file.read_text()))))
+    with pytest.raises(CraftError, match=r"train_config\.json|--batch_size must be at least 1; got None"):
+        read([f"--config_path={file}", *resume])
+
+
 def test_a_checkpoint_without_craft_is_gone_on_with_as_lerobot_train_does(saved_run):
     file = saved_run(None) / "train_config.json"
     cfg, craft = read([f"--config_path={file}", "--resume=true"])
