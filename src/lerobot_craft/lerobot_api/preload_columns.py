@@ -154,13 +154,13 @@ def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
     return torch.from_numpy(values.astype(kind)).view(count, *shape)
 
 
-def finite_numbers(dataset: "LeRobotDataset | StoredFrames", name: str, leave_out: str = "") -> Tensor:
+def finite_numbers(dataset: "LeRobotDataset", name: str, leave_out: str = "") -> Tensor:
     """As `numbers`; NaN and infinity are refused with the first frame that holds one.
 
     A single one spreads to the whole model, and then nothing tells where it came from.
 
     Args:
-        dataset: A LeRobotDataset, or stored frames.
+        dataset: From `open_dataset`.
         name: The feature.
         leave_out: The flag that leaves episodes out, if there is one.
     """
