@@ -24,15 +24,27 @@ CAMERAS = {"observation.images.overhead-2": (48, 64), "observation.images.wrist_
 OLD = ("Put the cup (red, 2nd from left) on the shelf.", 'Don\'t stop; open drawer "3"!')
 NEW = ("Put the cup (blue, 2nd from left) on the shelf!",)
 INTERRUPT_AFTER = 0.4  # of the steps
-HEAD, TAIL, WIDTH = 6, 18, 200  # lines of an output that are kept, and characters of a line
+HEAD, TAIL, WIDTH, LINE = (
+    6,
+    18,
+    200,
+    100,
+)  # lines of an output that are kept, and characters of a line; of a command in one line
 TRANSCRIPT = Path("transcript.json")  # of the commands that are done
+_BAR = re.compile(r"^[^|]{0,40}?\d+%\|")
 _LOG = re.compile(r"^(INFO|WARNING) \S+ \S+ +\S+ ")
 
 PAGE = """# The first hour
 
-What a new user types, from a clone to a policy that learned a task and kept the old ones.
-`python scripts/first_hour.py` typed these lines and wrote this page ({date}, {cpus}, load {load:.0f}).
-Long outputs are cut at `[...]`. Times include the start of Python and of lerobot.
+What a new user types and sees, from a clone to a policy that learned a task and kept the old ones. This regenerates the
+page:
+
+```
+python scripts/first_hour.py --directory=outputs/first_hour
+```
+
+Typed on {date}, on {cpus} with a load of {load:.0f}: other work ran beside it, so a quiet machine is faster. Times
+include the start of Python and of lerobot. Progress bars are left out, and long outputs are cut at `[...]`.
 
 The data were made for this page with lerobot's own writer: two cameras of different sizes, AV1 video, {joints} named
 joints, {fps} frames per second, instructions with punctuation. The policy is a SmolVLA of 0.5 million parameters. The
@@ -44,15 +56,18 @@ page shows the way and the times, not how well a real policy is kept: that is in
 
 def commands(base_steps: int, steps: int) -> list[tuple[str, str]]:
     """What is typed, each with a sentence on why."""
-    rate = "--policy.optimizer_lr=1e-3 --policy.scheduler_warmup_steps=10 --policy.scheduler_decay_steps="
+    fast, slow = (
+        f"--policy.optimizer_lr={rate} --policy.scheduler_warmup_steps=10 --policy.scheduler_decay_steps="
+        for rate in ("1e-3", "3e-4")
+    )
     new = (
         "--policy.path=outputs/before --policy.push_to_hub=false --dataset.repo_id=local/new --dataset.root=data/new "
-        f"--steps={steps} --batch_size=8 --log_freq={max(1, steps // 6)} --num_workers=0 {rate}{steps}"
+        f"--steps={steps} --batch_size=8 --log_freq={max(1, steps // 6)} --num_workers=0 {slow}{steps}"
     )
     before = (
         "craft train --policy.path=data/start --policy.push_to_hub=false --dataset.repo_id=local/old "
         f"--dataset.root=data/old --steps={base_steps} --batch_size=16 --log_freq={max(1, base_steps // 4)} "
-        f"--num_workers=0 --craft.preload=true {rate}{base_steps} --output_dir=outputs/before"
+        f"--num_workers=0 --craft.preload=true {fast}{base_steps} --output_dir=outputs/before"
     )
     return [
         ("Get it. `make setup` (not timed here) installs into `.venv`.", f"git clone --quiet {ROOT} lerobot-craft"),
@@ -128,8 +143,8 @@ def _picture(size: tuple[int, int], phase: float) -> np.ndarray:
 def typed(command: str, interrupt_after: int) -> tuple[str, float]:
     """Run one command; its output, and seconds. Ctrl-C when `outputs/kept` has logged so many steps (0: never)."""
     began = time.monotonic()
-    with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(command, shell=True, stdout=said, stderr=said, start_new_session=True)  # noqa: S602
+    with tempfile.TemporaryFile("w+", newline="") as said:  # "": a progress bar's returns stay what they are
+        child = subprocess.Popen(f"exec {command}", shell=True, stdout=said, stderr=said, start_new_session=True)  # noqa: S602
         while interrupt_after and child.poll() is None:
             if _last_step() >= interrupt_after:
                 os.killpg(child.pid, signal.SIGINT)
@@ -154,16 +169,21 @@ def _last_step() -> int:
 
 def trimmed(said: str, here: Path) -> str:
     """As a terminal shows it in the end, without places of this machine, and without the middle."""
-    said = said.replace(f"{here}/", "").replace(str(ROOT), "lerobot-craft").replace(str(Path.home()), "~")
-    lines = [line.split("\r")[-1].rstrip() for line in said.split("\n")]
-    lines = [_LOG.sub("", line)[:WIDTH] for line in lines if line.strip()]
+    for place, name in ((f"{here}/", ""), (str(here), "."), (str(ROOT), "lerobot-craft"), (str(Path.home()), "~")):
+        said = said.replace(place, name)
+    lines = [line.rstrip("\r ").split("\r")[-1].rstrip() for line in said.split("\n")]
+    lines = [_LOG.sub("", line) for line in lines if line.strip() and not _BAR.match(line)]
+    lines = [line if len(line) <= WIDTH else f"{line[:WIDTH]} ..." for line in lines]
     return "\n".join(lines if len(lines) <= HEAD + TAIL else [*lines[:HEAD], "[...]", *lines[-TAIL:]])
 
 
 def shown(why: str, command: str, said: str, seconds: float) -> str:
     """One command as the page has it."""
-    line = command.replace(str(ROOT), "REPOSITORY").replace(" --", " \\\n    --")
-    return f"{why}\n\n```\n{line}\n```\n\n```text\n{said}\n```\n\n{seconds:.0f} s."
+    line = command.replace(str(ROOT), "REPOSITORY")
+    if len(line) > LINE:
+        line = line.replace(" --", " \\\n    --")
+    output = f"```text\n{said}\n```\n\n" if said else ""
+    return f"{why}\n\n```\n{line}\n```\n\n{output}{seconds:.0f} s."
 
 
 def main() -> int:
@@ -173,9 +193,11 @@ def main() -> int:
         "--directory", type=Path, required=True, help="where the hour is spent; an hour that was interrupted is resumed"
     )
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "first-hour.md")
-    parser.add_argument("--base_steps", type=int, default=300, help="steps of the policy that can do the old tasks")
+    parser.add_argument("--base_steps", type=int, default=800, help="steps of the policy that can do the old tasks")
     parser.add_argument("--steps", type=int, default=60, help="steps on the new task")
     options = parser.parse_args()
+    # A shell's background job ignores Ctrl-C, and so would every command that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     page, here = options.page.resolve(), options.directory.resolve()
     here.mkdir(parents=True, exist_ok=True)
     os.chdir(here)

@@ -65,7 +65,20 @@ MISTAKES = {
     ),
     "no policy, but settings of one": ({"policy__path": None}, "name its checkpoint.*--policy.path"),
     "no such policy": ({"policy__path": "nobody/nothing"}, "There is no checkpoint directory nobody/nothing"),
-    "no such dataset": ({"dataset__root": "/nowhere"}, "the dataset local/new cannot be opened"),
+    "no such dataset": (
+        {"dataset__root": "/nowhere"},
+        "the dataset local/new cannot be opened .there is no directory /nowhere",
+    ),
+    "no name of a dataset": ({"dataset__repo_id": None}, "--dataset.repo_id is missing"),
+    "no such directory": (
+        {"policy__path": "/nowhere/policy"},
+        "There is no checkpoint directory /nowhere/policy. Give the output directory",
+    ),
+    "no such directory, without CRaFT": (
+        {"policy__path": "/nowhere/policy", "craft__enabled": "false"},
+        "There is no checkpoint directory /nowhere/policy. Give the output directory",
+    ),
+    "a dataset as policy": ({"policy__path": "."}, "has no config.json, so it is not a policy checkpoint"),
     "no anchors at all": (
         {"craft__old_dataset.repo_id": None, "craft__old_dataset.root": None},
         "craft cache build.*--craft.old_instructions|--craft.old_instructions.*craft cache build",
@@ -164,8 +177,8 @@ def test_two_runs_into_one_directory(constrained, craft_train, tmp_path, capfd):
     assert "the run was begun with --seed=7 and cannot go on with --seed=8" in capfd.readouterr().err.splitlines()[-1]
 
 
-def poison(root: Path, copy: Path, episode: int, frame: int, name: str = "action") -> Path:
-    """The same dataset with NaN in the actions, or another feature, of one frame."""
+def poison(root: Path, copy: Path, episode: int, frame: int, name: str = "action", value: float = float("nan")) -> Path:
+    """The same dataset with NaN, or another value, in the actions or another feature of one frame."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -174,7 +187,7 @@ def poison(root: Path, copy: Path, episode: int, frame: int, name: str = "action
     table = pq.read_table(file)
     places = zip(table["episode_index"].to_pylist(), table["frame_index"].to_pylist(), strict=True)
     actions = [
-        [float("nan")] * len(action) if place == (episode, frame) else action
+        [value] * len(action) if place == (episode, frame) else action
         for place, action in zip(places, table[name].to_pylist(), strict=True)
     ]
     column = table.schema.get_field_index(name)
@@ -184,9 +197,11 @@ def poison(root: Path, copy: Path, episode: int, frame: int, name: str = "action
 
 
 @pytest.mark.parametrize("method", ["craft", "naive", pytest.param("l2sp", marks=pytest.mark.slow)])
-def test_nan_stops_before_the_step_and_names_the_batch(method, constrained, craft_train, anchor_data, tmp_path, capfd):
+def test_what_overflows_stops_before_the_step_and_names_the_batch(
+    method, constrained, craft_train, anchor_data, tmp_path, capfd
+):
     # The first frame of an episode: no other frame's chunk of actions reaches back to it.
-    poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=0)
+    poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=0, value=3e38)
     flags = constrained(dataset__root=poisoned, craft__method=method, steps=30, save_freq=1, batch_size=6)
     assert craft_train(*flags) == 2
     said = capfd.readouterr().err
@@ -196,3 +211,35 @@ def test_nan_stops_before_the_step_and_names_the_batch(method, constrained, craf
     last_good = max(path.name for path in (tmp_path / "run/checkpoints").iterdir() if path.name.isdigit())
     assert f"the last good checkpoint is {tmp_path / 'run/checkpoints' / last_good}" in last
     assert f"at step {int(last_good) + 1} " in last
+
+
+@pytest.mark.parametrize("name", ["action", "observation.state"])
+def test_a_value_that_is_no_number_is_refused_at_the_start_by_its_frame(
+    name, constrained, craft_train, anchor_data, tmp_path, capfd
+):
+    poisoned = poison(anchor_data / "new", tmp_path / "poisoned", episode=1, frame=3, name=name)
+    assert craft_train(*constrained(dataset__root=poisoned)) == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert f"{name} of local/new is NaN or infinite in frame 3 of episode 1: " in said
+    assert said.endswith("leave their episodes out with --dataset.episodes")
+    assert craft_train(*constrained(dataset__root=poisoned, steps=1), "--dataset.episodes=[0, 2]") == 0
+
+
+def test_a_dataset_that_was_never_recorded_into_says_so(constrained, craft_train, tmp_path, capfd):
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    vector = {"dtype": "float32", "shape": (4,), "names": list("abcd")}
+    features = {"observation.state": vector, "action": dict(vector)}
+    LeRobotDataset.create("local/none", fps=10, features=features, root=tmp_path / "none").finalize()
+    assert craft_train(*constrained(dataset__root=tmp_path / "none")) == 2
+    assert "has no episode: it was created, and nothing was saved into it" in capfd.readouterr().err
+
+
+def test_other_actions_without_craft_do_not_blame_the_checkpoint(constrained, craft_train, tmp_path, capfd):
+    from lerobot_craft.tiny.datasets import make_local_dataset
+
+    wide = make_local_dataset(tmp_path / "wide", ["wave"], 2, 6, ("observation.images.top",), 64, action_dim=14)
+    assert craft_train(*constrained("act", dataset__root=wide, craft__enabled="false")) == 2
+    *_, said = capfd.readouterr().err.splitlines()
+    assert "do not fit the policy with the actions of local/new" in said
+    assert "Use a dataset with the policy's actions" in said

@@ -7,6 +7,7 @@ from lerobot_craft.memory.collect import from_dataset, plain_name
 from lerobot_craft.memory.dataset import MemoryDataset
 from lerobot_craft.tiny.datasets import make_local_dataset
 from tests.anchor_fixtures import OLD_TASKS
+from tests.faults.test_bad_input import poison
 
 
 @pytest.mark.parametrize("policy_type", ["pi0_fast", "smolvla", "act", "diffusion"])
@@ -145,3 +146,12 @@ def write_recording(root):
         dataset.save_episode(parallel_encoding=False)
     dataset.finalize()
     return root
+
+
+@pytest.mark.parametrize("name", ["action", "observation.state"])
+def test_a_value_that_is_no_number_is_not_remembered(name, anchor_data, teachers, tmp_path):
+    poisoned = poison(anchor_data / "old", tmp_path / "poisoned", episode=1, frame=3, name=name)
+    config = teachers("smolvla").config
+    dataset = open_dataset("local/old", poisoned, policy_config=config)
+    with pytest.raises(CraftError, match=f"{name} of local/old is NaN or infinite in frame 3 of episode 1: "):
+        from_dataset(dataset, config, kind="demonstrations", frames_per_task=4, seed=0)

@@ -374,3 +374,26 @@ def test_every_setting_has_a_flag(field):
     with_others = [f"--{name}={value}" for name, value in others.items() if name != field]
     found = parse_flags(CraftConfig, [*with_others, *flags], "craft train")
     assert found == CraftConfig(**others | {field: OTHER[field]})
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[1]", r"holds \[1\] and no settings"),
+        ("null", "holds None and no settings"),
+        ("", "is no JSON"),
+        ("{", "is no JSON"),
+        ('{"enabled": null}', "enabled is null"),  # would be plain fine-tuning, without a word
+        ('{"retention_freq": null}', "retention_freq is null"),
+        ('{"lambda_lr": []}', "`lambda_lr`: "),
+        ('{"old_dataset": null}', "old_dataset is null"),
+        ('{"lambda": 1}', "`lambda` are not valid"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--lambda_max=3"]], ids=["alone", "with a flag"])
+def test_saved_settings_that_are_none_are_refused_by_file_and_name(content, problem, flags, tmp_path):
+    saved = tmp_path / CRAFT_CONFIG_FILE
+    saved.write_text(content)
+    with pytest.raises(CraftError, match=rf"{CRAFT_CONFIG_FILE}.*{problem}.* copy the checkpoint again") as refusal:
+        parse_flags(CraftConfig, flags, "craft train", saved)
+    assert str(saved) in str(refusal.value)

@@ -80,6 +80,30 @@ def test_a_resumed_run_takes_changes_as_flags_and_not_from_an_edited_file(name, 
         read([f"--config_path={directory / 'train_config.json'}", "--resume=true"])
 
 
+@pytest.mark.parametrize("resume", [["--resume=true"], ["--output_dir=other"]], ids=["resumed", "begun"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: [],
+        lambda content: None,
+        lambda content: {},
+        lambda content: content | {"dataset": None},
+        lambda content: content | {"policy": []},
+        lambda content: content | {"policy": {"type": None}},
+        lambda content: content | {"batch_size": None},
+        lambda content: content | {"batch_size": "many"},
+        lambda content: content | {"steps": {}},
+        lambda content: content | {"wheels": 4},
+    ],
+)
+def test_lerobots_settings_that_are_none_are_refused_by_file(damage, resume, saved_run, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    file = saved_run(None) / "train_config.json"
+    file.write_text(json.dumps(damage(json.loads(file.read_text()))))
+    with pytest.raises(CraftError, match=r"train_config\.json|--batch_size must be at least 1; got None"):
+        read([f"--config_path={file}", *resume])
+
+
 def test_a_checkpoint_without_craft_is_gone_on_with_as_lerobot_train_does(saved_run):
     file = saved_run(None) / "train_config.json"
     cfg, craft = read([f"--config_path={file}", "--resume=true"])
@@ -202,8 +226,16 @@ def test_a_revision_that_is_not_there_is_refused(train_flags, run_dir, on_the_hu
 
 def test_without_craft_lerobot_itself_looks_the_policy_up(train_flags, run_dir, on_the_hub, monkeypatch):
     monkeypatch.setattr("lerobot_craft.training.settings.local_checkpoint", None)
-    cfg, _ = read(train_flags("act", run_dir))
-    assert cfg.policy.type == "act"
+    cfg, _ = read(train_flags("act", run_dir, policy__path="me/act"))
+    assert (cfg.policy.type, str(cfg.policy.pretrained_path)) == ("act", "me/act")
+
+
+@pytest.mark.parametrize("flags", [ENABLED, ()], ids=["with CRaFT", "without"])
+def test_a_setting_that_cannot_be_read_is_named_with_its_file(flags, train_flags, run_dir, checkpoints, tmp_path):
+    copy = shutil.copytree(checkpoints("act"), tmp_path / "copy")
+    (copy / "config.json").write_text(json.dumps(json.loads((copy / "config.json").read_text()) | {"n_heads": "many"}))
+    with pytest.raises(CraftError, match=r"copy/config\.json: `n_heads`: .*Copy the checkpoint again"):
+        read(train_flags("act", run_dir, policy__path=copy), *flags)
 
 
 @pytest.mark.parametrize("resume", [[], ["--resume=false"]], ids=["unset", "false"])

@@ -14,9 +14,8 @@ from lerobot_craft.anchors.datasets import STATE, checked_stats, under_old_instr
 from lerobot_craft.anchors.motion import Motion, fit_motion
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.walk import walk
-from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
-from lerobot_craft.lerobot_api.preload_columns import numbers
+from lerobot_craft.lerobot_api.preload_columns import finite_numbers
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
@@ -96,23 +95,8 @@ def _motion(datasets: Sequence[Any], horizon: int) -> Motion:
         episode = frame_table(dataset).episode
         episodes.append(first + episode)
         first += int(episode.max()) + 1
-    states, actions = (torch.cat([_finite(dataset, name) for dataset in datasets]) for name in (STATE, ACTION))
+    states, actions = (torch.cat([finite_numbers(dataset, name) for dataset in datasets]) for name in (STATE, ACTION))
     return fit_motion(states, actions, np.concatenate(episodes), horizon)
-
-
-def _finite(dataset: Any, name: str) -> Tensor:
-    """Values [N, D] of a feature. A NaN would spread to the whole model and hide its frame, so it is refused here."""
-    values = numbers(dataset, name)
-    wrong = (~values.isfinite().reshape(len(values), -1).all(dim=1)).nonzero().flatten()
-    if len(wrong):
-        table, row = frame_table(dataset), int(wrong[0])
-        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise CraftError(
-            f"{name} of {dataset.repo_id} is NaN or infinite in frame {table.position[row]} of episode "
-            f"{table.episode[row]}{more}: training would stop there. Repair these frames, or leave their episodes out "
-            "with --dataset.episodes"
-        )
-    return values
 
 
 def _last(states: Tensor) -> Tensor:

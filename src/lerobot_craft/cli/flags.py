@@ -2,14 +2,18 @@
 
 import contextlib
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
+from typing import get_args, get_type_hints
 
 from lerobot_craft.errors import CraftError
 
 _POLICY = "--policy."
 _PLUGINS = "discover_packages_path"
+_DAMAGED = "The file is damaged or was edited: copy the checkpoint again; a run takes changes as flags"
 
 
 @dataclass(frozen=True)
@@ -66,18 +70,37 @@ def parse_flags[Config](
     from draccus.utils import DraccusException
     from yaml import YAMLError  # draccus parses values as YAML and does not catch its errors
 
+    if saved is not None:
+        _check_saved(config_class, saved)
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
             config: Config = draccus.parse(config_class, config_path=saved, args=list(argv), prog=program)
         return config
     except (DraccusException, YAMLError) as error:
+        if saved is not None and argv:
+            parse_flags(config_class, (), program, saved)  # names the file if it is to blame
+        if saved is not None and not argv:
+            raise CraftError(f"{saved}: {_first_line(error)}. {_DAMAGED}") from error
         raise CraftError(f"{_first_line(error)} (`{program} --help` lists the flags)") from error
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
         reason = complaint.getvalue().strip().rpartition("error: ")[2].replace("--", f"--{prefix}")
         raise CraftError(f"{reason} (`{program} --help` lists the flags)") from stop
+
+
+def _check_saved(config_class: type, saved: Path) -> None:
+    """Refuse a file that holds no settings, or null for one that has to be set: draccus takes null for any type."""
+    try:
+        content = json.loads(saved.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise CraftError(f"{saved} is no JSON ({_first_line(error)}). {_DAMAGED}") from error
+    if not isinstance(content, dict):
+        raise CraftError(f"{saved} holds {content!r:.80} and no settings. {_DAMAGED}")
+    for name, hint in get_type_hints(config_class).items():
+        if name in content and content[name] is None and NoneType not in get_args(hint):
+            raise CraftError(f"{saved}: {name} is null, and it has to have a value. {_DAMAGED}")
 
 
 def _first_line(error: BaseException) -> str:

@@ -85,6 +85,7 @@ def require_metadata(repo_id: str, root: Path) -> None:
             f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
             f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
         )
+    _check_recorded(root)
     found = {"meta/tasks.parquet": (root / "meta" / "tasks.parquet").is_file()}
     found["meta/episodes/"] = any((root / "meta" / "episodes").rglob("*.parquet"))
     for name, is_there in found.items():
@@ -92,6 +93,16 @@ def require_metadata(repo_id: str, root: Path) -> None:
             raise CraftError(
                 f"The dataset in {root} is incomplete: {name} is missing, without which frames have no instruction. "
                 "Copy it again, or give another directory as --dataset.root."
+            )
+
+
+def _check_recorded(root: Path) -> None:
+    """Refuse a dataset that was created and never recorded into; other files of meta/ are not there yet then."""
+    with suppress(OSError, ValueError, AttributeError):  # a damaged file is left to lerobot's error
+        if json.loads((root / "meta" / "info.json").read_bytes()).get("total_episodes") == 0:
+            raise CraftError(
+                f"The dataset in {root} has no episode: it was created, and nothing was saved into it. Record "
+                "episodes, or give another directory as --dataset.root."
             )
 
 

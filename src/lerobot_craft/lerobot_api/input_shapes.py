@@ -35,7 +35,7 @@ def input_shapes(
         shapes[name] = Shape(size if steps is None else (len(steps), *size), torch.float32)
         if steps is not None:
             shapes[f"{name}_is_pad"] = Shape((len(steps),), torch.bool)
-    return shapes | _tokens(config)
+    return shapes | token_shapes(config)
 
 
 def _present(dataset_meta: Any, rename_map: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
@@ -45,7 +45,8 @@ def _present(dataset_meta: Any, rename_map: Mapping[str, str]) -> dict[str, tupl
     return {rename_map.get(name, name): tuple(feature.shape) for name, feature in features.items()}
 
 
-def _tokens(config: Any) -> dict[str, Shape]:
+def token_shapes(config: Any) -> dict[str, Shape]:
+    """What steps of the preprocessor add to a sample: tokens of the prompt and of the actions, and their masks."""
     from lerobot.utils.constants import (
         ACTION_TOKEN_MASK,
         ACTION_TOKENS,

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,14 +19,18 @@ from lerobot_craft.lerobot_api import policy_in
 from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
 
 WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
 
-_CONFIG_FILE = "config.json"
 _CHECKPOINT_FILES = ["*.json", "*.safetensors"]
 _MEMORY_FILES = "craft_memory/*"
 _SUBDIRECTORIES = "*/*"  # may contain checkpoints of an unfinished training
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Logged by the root logger for every checkpoint of the pi0 family, even good ones.
 _PATCH_EMBEDDING_NOTICE = "Vision embedding key might need handling"
+
+WRONG_SETTING = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Python and torch raise for a setting of the wrong type or size; lerobot checks few settings of a checkpoint."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +47,16 @@ class PolicyConfig(Protocol):
     @property
     def type(self) -> str:
         """The policy's registered name in lerobot."""
+
+
+def in_short(error: BaseException) -> str:
+    """The first line of an error, with its type where the text alone says little, such as a key's name."""
+    lines = str(error).strip().splitlines()
+    if not lines:
+        return type(error).__name__
+    said = lines[0] if len(lines) == 1 or not lines[0].endswith(":") else f"{lines[0]} {lines[1].strip()}"
+    is_a_sentence = isinstance(error, ValueError) or not isinstance(error, WRONG_SETTING)
+    return said if is_a_sentence else f"{type(error).__name__}: {said}"
 
 
 def load_plugin(package: str) -> None:
@@ -87,10 +102,11 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
     except SystemExit as error:
         reason = complaint.getvalue().strip().rpartition("error: ")[2]
         raise CraftError(f"The policy in {directory} has no such setting: {reason}.") from error
-    except (DraccusException, YAMLError, ValueError) as error:
+    except (DraccusException, YAMLError, *WRONG_SETTING) as error:
         raise CraftError(
-            f"lerobot cannot read {directory / _CONFIG_FILE}: {error}. If the policy comes from a plugin, install it "
-            "or name its package with --policy.discover_packages_path."
+            f"lerobot cannot read {directory / CONFIG_FILE}: {in_short(error).removesuffix('.')}. Copy the checkpoint "
+            "again if that setting is wrong. If the policy comes from a plugin, install it or name its package with "
+            "--policy.discover_packages_path."
         ) from error
     config.pretrained_path = directory
     refuse_foreign_code(config)
@@ -99,7 +115,7 @@ def load_policy_config(path: str | Path, overrides: Sequence[str] = ()) -> Polic
 
 def require_config(directory: Path) -> None:
     """Refuse a truncated or invalid `config.json` by name: lerobot's parser quotes only its text."""
-    file = directory / _CONFIG_FILE
+    file = directory / CONFIG_FILE
     if not file.is_file():  # left to lerobot's error
         return
     try:
@@ -120,6 +136,11 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
     """
     if Path(path).is_dir():
         return policy_in(Path(path))
+    if not may_be_on_the_hub(path):
+        raise CraftError(
+            f"There is no checkpoint directory {path}. Give the output directory of a training, one of its "
+            "checkpoints, or a policy of the Hub as USER/NAME."
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
@@ -138,12 +159,17 @@ def local_checkpoint(path: str | Path, revision: str | None = None) -> Path:
         ) from error
 
 
+def may_be_on_the_hub(path: str | Path) -> bool:
+    """Whether this has the form of a name on the Hub."""
+    return _HUB_NAME.fullmatch(str(path)) is not None
+
+
 def _checkpoint_directory(path: str | Path) -> Path:
     directory = local_checkpoint(path)
-    if (directory / _CONFIG_FILE).is_file():
+    if (directory / CONFIG_FILE).is_file():
         return directory
     raise CraftError(
-        f"{directory} has no {_CONFIG_FILE}, so it is not a policy checkpoint. Use the directory that lerobot-train "
+        f"{directory} has no {CONFIG_FILE}, so it is not a policy checkpoint. Use the directory that lerobot-train "
         "wrote as checkpoints/<step>/pretrained_model."
     )
 
@@ -172,27 +198,49 @@ def load_policy(config: PolicyConfig) -> nn.Module:
         CraftError: The policy's packages are missing, or the file does not fit the policy.
     """
     from lerobot.policies.factory import get_policy_class
+
+    with plain_making(config), quiet_loading(), _no_backbone_download(config):
+        policy: nn.Module = get_policy_class(config.type).from_pretrained(
+            pretrained_name_or_path=config.pretrained_path, config=config, revision=config.pretrained_revision
+        )
+    return policy.to(config.device).eval()
+
+
+@contextlib.contextmanager
+def plain_making(config: PolicyConfig, dataset: str | None = None) -> Iterator[None]:
+    """Errors of making a policy as one sentence. lerobot checks few settings, so `config.json` may cause any.
+
+    Args:
+        config: The policy's config.
+        dataset: Name of the dataset that sets the size of its actions, if one does.
+    """
     from safetensors import SafetensorError
 
     try:
-        with quiet_loading(), _no_backbone_download(config):
-            policy: nn.Module = get_policy_class(config.type).from_pretrained(
-                pretrained_name_or_path=config.pretrained_path, config=config, revision=config.pretrained_revision
-            )
+        yield
+    except torch.OutOfMemoryError:
+        raise
     except ImportError as error:
         raise CraftError(f"The policy type {config.type} needs a package that is not installed: {error}") from error
     except (OSError, SafetensorError) as error:
         raise CraftError(f"The policy in {config.pretrained_path} cannot be loaded: {error}") from error
-    except RuntimeError as error:
+    except WRONG_SETTING as error:
         lines = str(error).splitlines()
-        if not lines or "loading state_dict" not in lines[0]:
-            raise
+        if lines and "loading state_dict" in lines[0]:
+            actions = f"with the actions of {dataset}" if dataset else "its config.json describes"
+            other = f"Use a dataset with the policy's actions; if {dataset} has them, copy" if dataset else "Copy"
+            raise CraftError(
+                f"The weights in {config.pretrained_path} do not fit the policy {actions}: "
+                f"{lines[1].strip()}{f' And {len(lines) - 2} more.' if len(lines) > 2 else ''} {other} the checkpoint "
+                "again, its config.json with it."
+            ) from error
+        if config.pretrained_path is None:
+            raise CraftError(f"lerobot cannot make a policy with these --policy flags: {in_short(error)}") from error
         raise CraftError(
-            f"The weights in {config.pretrained_path} do not fit the policy its config.json describes: "
-            f"{lines[1].strip()}{f' And {len(lines) - 2} more.' if len(lines) > 2 else ''} Copy the checkpoint again, "
-            "its config.json with it."
+            f"lerobot cannot make the policy that {Path(config.pretrained_path) / CONFIG_FILE} describes "
+            f"({in_short(error)}). A setting in it or a --policy flag is wrong: if it is none of your flags, copy the "
+            "checkpoint again"
         ) from error
-    return policy.to(config.device).eval()
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Every feature of every frame of a dataset as one tensor, read in bulk; images are decoded once or on demand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import frame_table
 from lerobot_craft.lerobot_api.stored_frames import StoredFrames
 
 if TYPE_CHECKING:
@@ -151,6 +152,41 @@ def numbers(dataset: "LeRobotDataset | StoredFrames", name: str) -> Tensor:
     values = column.to_numpy()
     kind = {"b": np.bool_, "i": np.int64, "u": np.int64}.get(values.dtype.kind, np.float32)
     return torch.from_numpy(values.astype(kind)).view(count, *shape)
+
+
+def finite_numbers(dataset: "LeRobotDataset", name: str, leave_out: str = "") -> Tensor:
+    """As `numbers`; NaN and infinity are refused with the first frame that holds one.
+
+    A single one spreads to the whole model, and then nothing tells where it came from.
+
+    Args:
+        dataset: From `open_dataset`.
+        name: The feature.
+        leave_out: The flag that leaves episodes out, if there is one.
+    """
+    values = numbers(dataset, name)
+    wrong = (~values.isfinite().reshape(len(values), -1).all(dim=1)).nonzero().flatten()
+    if len(wrong):
+        table, row = frame_table(dataset), int(wrong[0])
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        remedy = (
+            f"leave their episodes out with {leave_out}"
+            if leave_out
+            else "delete their episodes with lerobot-edit-dataset"
+        )
+        raise CraftError(
+            f"{name} of {dataset.repo_id} is NaN or infinite in frame {table.position[row]} of episode "
+            f"{table.episode[row]}{more}: training would stop there. Repair these frames or {remedy}"
+        )
+    return values
+
+
+def check_numbers(dataset: "LeRobotDataset", config: Any, rename_map: Mapping[str, str], leave_out: str) -> None:
+    """Refuse a dataset with NaN or infinity in a vector that the policy is trained on."""
+    read = {*(config.input_features or {}), *(config.output_features or {})}
+    for name, feature in dataset.meta.features.items():
+        if feature["dtype"].startswith("float") and rename_map.get(name, name) in read:
+            finite_numbers(dataset, name, leave_out)
 
 
 def _images(dataset: "LeRobotDataset", name: str) -> Tensor:

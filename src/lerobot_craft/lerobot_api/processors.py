@@ -1,19 +1,28 @@
 """Pre- and postprocessors of lerobot's policies: loading them, and what craft reads of them."""
 
+import contextlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import PolicyConfig
+from lerobot_craft.lerobot_api.input_shapes import input_shapes, token_shapes
+from lerobot_craft.lerobot_api.policies import WRONG_SETTING, PolicyConfig, in_short
 
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
 _POSTPROCESSOR_FILE = "policy_postprocessor.json"
 _PROMPT_MASK = "observation.language.attention_mask"
+# Policies, and those made from them, whose preprocessor needs the config's features and an instruction, and no more.
+_READS_PLAIN_FRAMES = tuple(
+    f"lerobot.policies.{name}." for name in ("act", "diffusion", "pi0", "pi05", "pi0_fast", "smolvla")
+)
+_QUOTED_SETTINGS = re.compile(r" with config: .*\. Error: ")  # a screenful in lerobot's message
 _SHORTEST_WORD = 3  # letters: a shorter known word may have as many tokens as letters
 
 
@@ -53,12 +62,10 @@ def load_processors(
         CraftError: The checkpoint has no processors, or a file or tokenizer cannot be loaded.
     """
     from lerobot.policies.factory import make_pre_post_processors
-    from lerobot.processor.pipeline import ProcessorMigrationError
-    from safetensors import SafetensorError
 
     directory = Path(config.pretrained_path or "")
     check_form(directory)
-    try:
+    with _plain_loading(directory):
         saved = json.loads((directory / _PREPROCESSOR_FILE).read_text())
         overrides = _preprocessor_overrides(config, saved, device or torch.device(config.device))
         if rename_map:
@@ -69,14 +76,26 @@ def load_processors(
             pretrained_revision=config.pretrained_revision,
             preprocessor_overrides=overrides,
         )
+    _check_use(config, directory, processors)
+    return processors
+
+
+@contextlib.contextmanager
+def _plain_loading(directory: Path) -> Iterator[None]:
+    """Errors of lerobot's loader as one sentence; their types depend on the setting that is wrong."""
+    from lerobot.processor.pipeline import ProcessorMigrationError
+    from safetensors import SafetensorError
+
+    try:
+        yield
     except ProcessorMigrationError as error:
         raise CraftError(f"The policy in {directory} is of an old lerobot; run: {error.migration_command}") from error
-    except (OSError, ValueError, KeyError, ImportError, SafetensorError) as error:
+    except (ImportError, OSError, SafetensorError, *WRONG_SETTING) as error:
+        reason = _QUOTED_SETTINGS.sub(": ", in_short(error)).rstrip(".")
         raise CraftError(
-            f"The processors in {directory} cannot be loaded: {error}. Copy the checkpoint again with all of its "
+            f"The processors in {directory} cannot be loaded: {reason}. Copy the checkpoint again with all of its "
             "files; tokenizers that it names by path must be where the path says."
         ) from error
-    return processors
 
 
 def train_processors(
@@ -94,8 +113,6 @@ def train_processors(
     """
     from lerobot.policies.factory import make_pre_post_processors
 
-    if cfg.policy.pretrained_path is not None:
-        check_form(Path(cfg.policy.pretrained_path))
     config: Any = policy.config
     stats = {} if cfg.resume else {"stats": dataset_stats}
     made: dict[str, Any] = {}
@@ -117,12 +134,18 @@ def train_processors(
             }
             after["absolute_actions_processor"] = {"enabled": True}
         made |= {"preprocessor_overrides": before, "postprocessor_overrides": after}
-    processors: tuple[Processor, Processor] = make_pre_post_processors(
-        policy_cfg=cfg.policy,
-        pretrained_path=cfg.policy.pretrained_path,
-        pretrained_revision=getattr(cfg.policy, "pretrained_revision", None),
-        **made,
-    )
+    directory = None if cfg.policy.pretrained_path is None else Path(cfg.policy.pretrained_path)
+    if directory is not None:
+        check_form(directory)
+    with contextlib.nullcontext() if directory is None else _plain_loading(directory):
+        processors: tuple[Processor, Processor] = make_pre_post_processors(
+            policy_cfg=cfg.policy,
+            pretrained_path=cfg.policy.pretrained_path,
+            pretrained_revision=getattr(cfg.policy, "pretrained_revision", None),
+            **made,
+        )
+    if directory is not None:
+        _check_use(config, directory, processors, made.get("dataset_stats"))
     return processors
 
 
@@ -157,10 +180,86 @@ def _form_problems(content: object) -> Iterator[str]:
     for number, step in enumerate(steps):
         if not isinstance(step, dict):
             yield f"steps[{number}] is {step!r:.80}, not an object"
+        elif not isinstance(step.get("registry_name", step.get("class")), str):
+            yield f"steps[{number}] has no registry_name or class that names it"
         elif not isinstance(step.get("config", {}), dict):
             yield f"steps[{number}].config is {step['config']!r:.80}, not an object"
         elif not isinstance(step.get("state_file", ""), str):
             yield f"steps[{number}].state_file is {step['state_file']!r:.80}, not a file's name"
+
+
+def _check_use(
+    config: Any,
+    directory: Path,
+    processors: tuple[Processor, Processor],
+    dataset_stats: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
+    """Refuse processors that lerobot loads and that this policy cannot use, by running them on a made frame.
+
+    A lost tokenizer step would end in a KeyError within the policy's forward. A lost normalizer would be no error at
+    all: the policy would see raw values. The preprocessor of a policy that is not in `_READS_PLAIN_FRAMES` may need
+    what no made frame has, so only its normalizers are looked for.
+
+    Args:
+        config: The policy's config.
+        directory: Its checkpoint.
+        processors: Pre- and postprocessor.
+        dataset_stats: Of the new dataset, if they replace those of the checkpoint.
+    """
+    file, then = directory / _PREPROCESSOR_FILE, directory / _POSTPROCESSOR_FILE
+    for processor, place in zip(processors, (file, then), strict=True):
+        for problem in _lost_normalizer(config, processor, place):
+            raise CraftError(_unusable(place, problem))
+    if not any(kind.__module__.startswith(_READS_PLAIN_FRAMES) for kind in type(config).__mro__):
+        return
+    try:
+        made = _made_frame(config, processors[0], dataset_stats or {})
+        batch = processors[0](made)
+        lost = sorted(name for name in {**config.input_features, **token_shapes(config)} if batch.get(name) is None)
+        if lost:
+            raise CraftError(_unusable(file, f"no step of it gives the policy its {lost[0]}"))
+        file = then
+        action = made["action"].flatten(0, -2).to(config.device)
+        executed = processors[1](action)
+        if not isinstance(executed, Tensor) or executed.shape != action.shape:
+            raise CraftError(_unusable(file, "it does not turn an action of the policy into one of the robot"))
+    except WRONG_SETTING as error:
+        raise CraftError(_unusable(file, f"its steps fail on a frame of this policy ({in_short(error)})")) from error
+
+
+def _lost_normalizer(config: Any, processor: Processor, file: Path) -> Iterator[str]:
+    """What a processor lacks to normalize as in the policy's training."""
+    mapping = getattr(config, "normalization_mapping", None) or {}
+    if all(mode == "IDENTITY" for mode in mapping.values()):
+        return
+    normalizers = [step for step in processor.steps if is_normalizer(step)]
+    if not normalizers:
+        yield "it has no step that normalizes, and the policy was trained with one"
+    named = {step.get("state_file") for step in json.loads(file.read_bytes()).get("steps", [])}
+    unread = sorted(path.name for path in file.parent.glob(f"{file.stem}_step_*.safetensors") if path.name not in named)
+    if unread and not all(step.state_dict() for step in normalizers):
+        yield f"none of its steps reads the statistics in {unread[0]}"
+
+
+def _unusable(file: Path, problem: str) -> str:
+    return (
+        f"{file}: {problem}. The policy would not see or do what it learned. The file is damaged or was edited: copy "
+        "the checkpoint again"
+    )
+
+
+def _made_frame(config: Any, preprocessor: Processor, dataset_stats: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """A batch of one frame of zeros, under the names that the preprocessor renames to the policy's."""
+    names = {new: old for step in preprocessor.steps for old, new in getattr(step, "rename_map", {}).items()}
+    tokens, frame = token_shapes(config), {}
+    for name, shape in input_shapes(config, None).items():
+        size = shape.size
+        known = np.shape(dataset_stats.get(name, {}).get("mean", 0))
+        if len(known) == 1:
+            size = (*size[:-1], *known)  # lerobot allows a vector of another length, and policies pad it
+        if name not in tokens:
+            frame[names.get(name, name)] = torch.zeros(1, *size, dtype=shape.dtype)
+    return {**frame, "task": [""]}
 
 
 def _preprocessor_overrides(

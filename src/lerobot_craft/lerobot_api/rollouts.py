@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy_config, quiet_loading
+from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy_config, plain_making, quiet_loading
 from lerobot_craft.lerobot_api.processors import Processor, load_processors
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
 
@@ -48,7 +48,7 @@ def load_player(
     names = dict(rename_map or {})
     config = load_policy_config(checkpoint, overrides)
     _check_cameras(config, env, names)
-    with quiet_loading():
+    with plain_making(config), quiet_loading():
         policy = make_policy(cfg=config, env_cfg=env, rename_map=names)
     return Player(policy.eval(), *load_processors(config, names), config)
 

@@ -2,14 +2,18 @@
 
 import contextlib
 import io
+import re
 import sys
 from argparse import ArgumentError
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.policies import WRONG_SETTING, in_short
 
 _NO_REPO_ID = "'repo_id' argument missing"
+_MISSING = re.compile(r"`([\w.]+)`: Missing required field\(s\) `(\w+)`.*")
+_OF_FLAGS = ("unrecognized arguments", "argument ")  # how argparse complains of a flag
 _PUSH_TO_HUB = "--policy.push_to_hub"
 _REWARD_MODEL = "--reward_model."
 _NOT_FOR_REWARDS = "craft train is for policies: train a reward model with lerobot-train"
@@ -54,6 +58,7 @@ def _parse(argv: Sequence[str]) -> Any:
         return config
 
     register_third_party_plugins()
+    file = parser.parse_arg("config_path", list(argv))
     complaint = io.StringIO()
     try:
         with _command_line(argv), contextlib.redirect_stderr(complaint):
@@ -62,17 +67,26 @@ def _parse(argv: Sequence[str]) -> Any:
     except SystemExit as stop:
         if stop.code in (0, None):  # --help
             raise
-        raise CraftError(_advice(complaint.getvalue().strip().rpartition("error: ")[2])) from stop
+        reason = complaint.getvalue().strip().rpartition("error: ")[2]
+        raise CraftError(_advice(reason, None if reason.startswith(_OF_FLAGS) else file)) from stop
     except parser.PluginLoadError as error:
         reason = str(error).splitlines()[0]
         raise CraftError(f"a package of policies or environments cannot be imported: {reason}") from error
     except FileExistsError as error:
         raise CraftError(_output_dir_exists(argv)) from error
     except (DraccusException, YAMLError, ArgumentError, ValueError, NotImplementedError, OSError) as error:
-        raise CraftError(_advice(str(error))) from error
+        raise CraftError(_advice(str(error), file)) from error
+    except WRONG_SETTING as error:  # a file of settings with a list for an object, or null for a number
+        if file is None:
+            raise
+        raise CraftError(
+            f"{file} cannot be read as settings of lerobot-train ({in_short(error)}). The file is damaged or was "
+            "edited: copy it again"
+        ) from error
     for name in ("steps", "batch_size"):
-        if getattr(config, name) < 1:
-            raise CraftError(f"--{name} must be at least 1; got {getattr(config, name)}")
+        value: int | None = getattr(config, name)  # draccus takes null for any type
+        if value is None or value < 1:
+            raise CraftError(f"--{name} must be at least 1; got {value}")
     if config.is_reward_model_training:
         raise CraftError(_NOT_FOR_REWARDS)
     if config.job.is_remote:
@@ -83,10 +97,13 @@ def _parse(argv: Sequence[str]) -> Any:
     return config
 
 
-def _advice(reason: str) -> str:
+def _advice(reason: str, file: str | None = None) -> str:
     lines = [line.strip() for line in reason.strip().splitlines() if line.strip()] or ["the flags are wrong"]
     said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # for several types, the first type's message
-    return f"{said.removesuffix('.')} (`craft train --help` lists the flags)"
+    if missing := _MISSING.fullmatch(said):
+        said = f"--{missing[1]}.{missing[2]} is missing"
+    where = f", in {file} or in a flag" if file is not None else ""
+    return f"{said.removesuffix('.')}{where} (`craft train --help` lists the flags)"
 
 
 def _output_dir_exists(argv: Sequence[str]) -> str:

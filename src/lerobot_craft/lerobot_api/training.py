@@ -20,13 +20,14 @@ from torch.utils.data import DataLoader, Subset
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import frame_table, require_metadata
 from lerobot_craft.lerobot_api.foreign_code import refuse_foreign_code
-from lerobot_craft.lerobot_api.policies import autocast_name
+from lerobot_craft.lerobot_api.policies import autocast_name, in_short, plain_making
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, as_it_is, preloaded
 
 logger = logging.getLogger(__name__)
 
 # How long ranks wait for one that builds anchors, evaluates, saves or uploads. torch's limit: 10 to 30 minutes.
 RANKS_WAIT = timedelta(hours=2)
+_OTHER_CAMERAS = "Feature mismatch"
 _WORLD_SIZE = "WORLD_SIZE"  # set by torchrun and `accelerate launch`
 
 
@@ -82,10 +83,11 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
         with accelerator.main_process_first():
             dataset, held_out = make_train_eval_datasets(cfg)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()
+        lost = cfg.dataset.root is not None and not Path(cfg.dataset.root).is_dir()
+        reason = f"there is no directory {cfg.dataset.root}, and from the Hub: " if lost else ""
         raise CraftError(
-            f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason[0] if reason else type(error).__name__}): "
-            "check --dataset.repo_id and --dataset.root"
+            f"the dataset {cfg.dataset.repo_id} cannot be opened ({reason}{in_short(error)}): check --dataset.repo_id "
+            "and --dataset.root"
         ) from error
     if not cfg.dataset.streaming:
         frame_table(dataset)  # refuses frames with an unlisted instruction or episode
@@ -95,14 +97,20 @@ def make_datasets(cfg: Any, accelerator: Any) -> tuple[Any, Any | None]:
 def make_student(cfg: Any, dataset: Any) -> nn.Module:
     """The policy to train, on its device, with the dataset's features."""
     from lerobot.policies import make_policy
-    from safetensors import SafetensorError
 
     refuse_foreign_code(cfg.policy)
-    try:
-        policy: nn.Module = make_policy(cfg=cfg.policy, ds_meta=dataset.meta, rename_map=cfg.rename_map)
-    except (OSError, SafetensorError, ValueError, ImportError) as error:
-        reason = str(error).strip().splitlines()
-        raise CraftError(f"the policy cannot be made: {reason[0] if reason else type(error).__name__}") from error
+    with plain_making(cfg.policy, cfg.dataset.repo_id):
+        try:
+            policy: nn.Module = make_policy(cfg=cfg.policy, ds_meta=dataset.meta, rename_map=cfg.rename_map)
+        except ValueError as error:
+            said = str(error).splitlines()
+            if not said or not said[0].startswith(_OTHER_CAMERAS):
+                raise
+            raise CraftError(
+                f"the policy {cfg.policy.pretrained_path} and the dataset {cfg.dataset.repo_id} have different cameras "
+                f"({'; '.join(line.removeprefix('- ') for line in said[1:3])}): translate the dataset's names into the "
+                'policy\'s with --rename_map=\'{"NAME IN THE DATASET": "NAME IN THE POLICY"}\''
+            ) from error
     return policy
 
 

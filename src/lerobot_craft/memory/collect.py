@@ -23,6 +23,7 @@ from lerobot_craft.lerobot_api.datasets import (
     instructions,
 )
 from lerobot_craft.lerobot_api.features import require_features
+from lerobot_craft.lerobot_api.preload_columns import check_numbers
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.lerobot_api.stored_frames import FrameTable
 from lerobot_craft.memory.format import ACTION, IS_PAD, Memory, Source, SourceKind, input_column
@@ -70,6 +71,7 @@ def from_dataset(
         rename_map=rename_map or {},
         actions=True,
     )
+    check_numbers(dataset, config, rename_map or {}, "--dataset.episodes")
     table, names, success = frame_table(dataset), instructions(dataset.meta), frame_success(dataset)
     wanted = np.flatnonzero(~((success == 0) & successful_only))
     if only is not None:

@@ -17,6 +17,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import training as parts
 from lerobot_craft.lerobot_api.datasets import old_data_flags, open_instructions, open_metadata
 from lerobot_craft.lerobot_api.features import dimension_names
+from lerobot_craft.lerobot_api.preload_columns import check_numbers
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
@@ -133,6 +134,8 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
     dataset, held_out = parts.make_datasets(cfg, accelerator)
     if craft.enabled:
         check_features(cfg.policy, dataset.meta.features, cfg.rename_map)
+        if not cfg.dataset.streaming:
+            check_numbers(dataset, cfg.policy, cfg.rename_map, "--dataset.episodes")
     policy = parts.make_student(cfg, dataset)
     if craft.enabled:
         craft = _settled(cfg, craft, accelerator.num_processes)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import load_plugin, local_checkpoint, require_config
+from lerobot_craft.lerobot_api.policies import load_plugin, load_policy_config, local_checkpoint, may_be_on_the_hub
 from lerobot_craft.lerobot_api.train_flags import parse_train_config
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.output.checkpoints import CHECKPOINTS, TRAIN_CONFIG, last_checkpoint, package_flags
@@ -39,7 +39,7 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
         raise CraftError(_NO_POLICY)
     _make_way(argv)
-    cfg = parse_train_config(_resolve_policy(argv) if craft.enabled else argv)
+    cfg = parse_train_config(_resolve_policy(argv, craft.enabled))
     if cfg.resume and cfg.checkpoint_path is None:
         raise CraftError(
             "--resume goes on with the policy of its checkpoint: leave out --policy.path, or leave out --resume to "
@@ -148,13 +148,16 @@ def _in_directory(directory: Path) -> Path | None:
     return None
 
 
-def _resolve_policy(argv: Sequence[str]) -> list[str]:
-    """The same flags, with a policy of the Hub replaced by where it was downloaded to."""
+def _resolve_policy(argv: Sequence[str], enabled: bool) -> list[str]:
+    """The same flags, with a policy of the Hub replaced by where it was downloaded to; without CRaFT lerobot does that.
+
+    A missing or unreadable `config.json` is refused by name.
+    """
     path = flag_value(_POLICY_PATH, argv)
-    if path is None:
+    if path is None or not (enabled or Path(path).is_dir() or not may_be_on_the_hub(path)):
         return list(argv)
     directory = local_checkpoint(path, flag_value("--policy.pretrained_revision", argv))
-    require_config(directory)
+    load_policy_config(directory, ["--device=cpu"])  # its errors name the file; those of lerobot's parser do not
     return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={directory}"]
 
 
