@@ -15,6 +15,7 @@ from lerobot_craft.memory.format import write_memory
 from lerobot_craft.training.output.craft_state import CRAFT_STATE
 from tests.faults.runs import assert_same_run, digests, resume_flags, saved_steps
 
+POLICY = "smolvla"  # the smallest of them: a trial copies a whole run and hashes its weights
 STEPS, SAVED = 3, 2
 CHECKPOINT, LAST = Path("checkpoints") / f"{SAVED:06d}", Path("checkpoints") / "last"
 # What a resume reads beside its checkpoint: the run's memory, the one that it began with, and the frames kept out.
@@ -210,13 +211,13 @@ def _contents(directory):
 
 @pytest.fixture
 def trials(train_flags, checkpoints, memories, warm_process, tmp_path):
-    start = shutil.copytree(checkpoints("act"), tmp_path / "start")
-    write_memory(memories("act"), start / MEMORY_FOLDER)
+    start = shutil.copytree(checkpoints(POLICY), tmp_path / "start")
+    write_memory(memories(POLICY), start / MEMORY_FOLDER)
 
     def flags(output_dir):
         craft = {"enabled": "true", "num_anchors": 20, "num_draws": 1, "remember": 4, "retention_freq": 1}
         ours = [f"--craft.{name}={value}" for name, value in craft.items()]
-        return [*train_flags("act", output_dir, steps=STEPS, save_freq=1, policy__path=start), *ours]
+        return [*train_flags(POLICY, output_dir, steps=STEPS, save_freq=1, policy__path=start), *ours]
 
     return Trials(flags, start, warm_process, tmp_path)
 

@@ -118,13 +118,6 @@ def test_a_link_that_a_killed_run_left_does_not_matter(run):
     assert content(run / "checkpoints" / "last") == "new"
 
 
-def test_a_directory_named_last_is_refused(run):
-    (run / "checkpoints" / "last").unlink()
-    (run / "checkpoints" / "last").mkdir()
-    with pytest.raises(CraftError, match="last: it is a directory"):
-        point_last_at(run / "checkpoints" / "000010")
-
-
 def test_the_last_checkpoint_is_the_highest_step_that_is_whole(run):
     directory = run / "checkpoints"
     assert last_checkpoint(directory) is None
@@ -260,3 +253,14 @@ def test_last_is_where_a_resumed_run_goes_on_from(run, tmp_path):
     save(tmp_path / "other", "000030", "another run's")
     point_last_at_resumed(run, tmp_path / "other" / "checkpoints" / "000030")
     assert link.readlink() == Path("000020")
+
+
+def test_a_directory_in_the_place_of_last_is_refused_and_nothing_is_left(tmp_path):
+    """A copy that follows links makes one."""
+    checkpoint = tmp_path / "checkpoints" / "000010"
+    (checkpoint.with_name("last") / "pretrained_model").mkdir(parents=True)
+    checkpoint.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CraftError, match=r"last is a directory and not a link .* Type `rm -r .*last` and resume again"):
+        point_last_at(checkpoint)
+    assert sorted(tmp_path.rglob("*")) == before

@@ -61,6 +61,11 @@ def whole_or_not_at_all(checkpoint_dir: Path) -> Iterator[Path]:
 def point_last_at(checkpoint_dir: Path) -> None:
     """Makes `checkpoints/last` a relative link to `checkpoint_dir`: lerobot's own link, but never absent."""
     last = checkpoint_dir.with_name(LAST)
+    if last.is_dir() and not last.is_symlink():
+        raise CraftError(
+            f"{last} is a directory and not a link to the newest checkpoint: a copy of the run followed its links. "
+            f"Type `rm -r {last}` and resume again; the checkpoints beside it stay"
+        )
     temporary = temporary_path(last)
     with plain_errors(last):
         temporary.unlink(missing_ok=True)  # of a killed run
