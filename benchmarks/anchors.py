@@ -27,23 +27,20 @@ import numpy as np
 import torch
 
 from dated import RESULTS, dated, write
-from lerobot_craft.anchors.build import Job, build_cache
-from lerobot_craft.anchors.datasets import as_anchors
+from lerobot_craft.anchors.build import Job, Ranks, build_cache, prepare
 from lerobot_craft.anchors.loader import open_cache
-from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.ranks import Ranks
+from lerobot_craft.anchors.observations import as_anchors
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
-from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.anchors.summary import bytes_by_purpose
+from lerobot_craft.anchors.teacher import Teacher, load_teacher
+from lerobot_craft.anchors.values import student_drift
+from lerobot_craft.anchors.verify import bytes_by_purpose
 from lerobot_craft.lerobot_api.datasets import open_dataset
-from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.pretrained import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
-from lerobot_craft.teacher.load import Teacher, load_teacher
-from lerobot_craft.tiny.checkpoints import make_checkpoint
-from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.tiny.sizes import TinySizes
+from lerobot_craft.tiny.make import make_checkpoint, make_local_dataset
+from lerobot_craft.tiny.pi import TinySizes
 
 TASKS = ["open the drawer", "close the drawer", "press the red button"]
 TOKEN_LEVEL = "token_ce"  # noqa: S105  # no password: a retention mode

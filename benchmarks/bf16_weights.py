@@ -18,13 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lerobot_craft.core.master_weights import MasterWeights
+from lerobot_craft.anchors.teacher import Teacher, load_teacher
+from lerobot_craft.core.parameters import MasterWeights
 from lerobot_craft.lerobot_api.datasets import open_dataset
-from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.pretrained import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
-from lerobot_craft.teacher.load import Teacher, load_teacher
-from lerobot_craft.tiny.checkpoints import make_checkpoint
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_checkpoint, make_local_dataset
 
 LEARNING_RATE = 2.5e-5
 BATCH_SIZE = 8

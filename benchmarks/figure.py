@@ -17,7 +17,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import Estimate, Summary, read_results, write_text
 from lerobot_craft.evaluation.summary import BASE, summarise
 from lerobot_craft.evaluation.table import grouped, number, sample_size
-from lerobot_craft.report.plot import CRAFT, Axes, Scale, family_of
+from lerobot_craft.report.figures import CRAFT, Axes, Scale, family_of
 from lerobot_craft.report.templates import ENVIRONMENT
 
 _FIGURE = Path(__file__).parents[1] / "docs" / "figures" / "retention.svg"

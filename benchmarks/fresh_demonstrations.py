@@ -22,15 +22,15 @@ from tqdm import tqdm
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
-from lerobot_craft.anchors.frames import choose_frames
-from lerobot_craft.bench.metaworld.demonstrations import record
+from lerobot_craft.anchors.plan import choose_frames
+from lerobot_craft.anchors.teacher import Teacher, load_teacher
+from lerobot_craft.bench.cell_files import RESULT_FILE
+from lerobot_craft.bench.metaworld.recording import record
 from lerobot_craft.bench.metaworld.tasks import VIEWS, View, state_names
-from lerobot_craft.bench.store import RESULT_FILE
 from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table, open_dataset, open_metadata
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import mode
-from lerobot_craft.teacher.load import Teacher, load_teacher
 
 CHECKPOINT = Path("train/checkpoints/last/pretrained_model")
 OTHER_SEED = 77_001  # of no run

@@ -42,18 +42,15 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from dated import RESULTS, dated, write
-from lerobot_craft.anchors.files import sha256_of
+from lerobot_craft.anchors.teacher import check_weights, fingerprint
 from lerobot_craft.cli import main as craft
+from lerobot_craft.io.files import sha256_of
 from lerobot_craft.lerobot_api import quiet_video
-from lerobot_craft.lerobot_api.policies import load_policy, load_policy_config
+from lerobot_craft.lerobot_api.pretrained import load_policy, load_policy_config, weightless_policy
 from lerobot_craft.lerobot_api.processors import load_processors
-from lerobot_craft.lerobot_api.weightless import weightless_policy
-from lerobot_craft.teacher.fingerprint import fingerprint
-from lerobot_craft.teacher.weights import check_weights
 from lerobot_craft.tiny import TinySizes
-from lerobot_craft.tiny.checkpoints import chunks_of, make_checkpoint_for, safe_stats
-from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.tiny.structure import write_config
+from lerobot_craft.tiny.make import chunks_of, make_checkpoint_for, make_local_dataset, safe_stats
+from lerobot_craft.tiny.recipes import write_config
 from lerobot_craft.tiny.tokenizers import fit_action_tokenizer, make_text_tokenizer
 
 OLD_TASKS, NEW_TASKS = ("open the door", "close the door"), ("push the cube",)

@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from anchors import make_teacher
 from dated import RESULTS, dated, write
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 from parity import quietly
 from stepwise_run import Run, Variant
 

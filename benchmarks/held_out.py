@@ -19,14 +19,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
-from lerobot_craft.anchors.build import build_cache
+from lerobot_craft.anchors.build import Ranks, build_cache, prepare
 from lerobot_craft.anchors.loader import open_cache
-from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
-from lerobot_craft.bench.drift import drift_on
+from lerobot_craft.anchors.teacher import load_teacher
+from lerobot_craft.bench.reference_drift import drift_on
 from lerobot_craft.lerobot_api.rollouts import Player
-from lerobot_craft.teacher.load import load_teacher
 from lerobot_craft.training.config import CraftConfig
 
 CHECKPOINT = Path("checkpoints/last/pretrained_model")

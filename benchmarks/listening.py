@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
+from lerobot_craft.anchors.teacher import load_teacher
 from lerobot_craft.bench.metaworld.tasks import find_task
 from lerobot_craft.evaluation.acting import Frames, actions_under, spread_of_actions, take_frames
 from lerobot_craft.evaluation.correlation import Pair, pairs_per_task, spearman_of
@@ -26,7 +27,6 @@ from lerobot_craft.evaluation.intervals import FloatArray
 from lerobot_craft.evaluation.listening import compare
 from lerobot_craft.evaluation.results import Correlation, Run, read_results
 from lerobot_craft.lerobot_api.datasets import open_dataset
-from lerobot_craft.teacher.load import load_teacher
 
 LAST = Path("checkpoints/last/pretrained_model")
 BATCH, SEED = 32, 0

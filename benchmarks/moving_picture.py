@@ -21,16 +21,15 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
+from lerobot_craft.bench.cell_plan import plan_films, plan_runs
 from lerobot_craft.bench.cells import Base, Film
-from lerobot_craft.bench.demo import demo_settings
+from lerobot_craft.bench.demo_run import demo_settings
 from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.plan import plan_films, plan_runs
 from lerobot_craft.bench.settings import first_start
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.evaluate import side_by_side
-from lerobot_craft.lerobot_api.rollouts import load_player
-from lerobot_craft.lerobot_api.watching import watch
+from lerobot_craft.lerobot_api.rollouts import load_player, watch
 
 PICTURE = Path(__file__).parents[1] / "docs" / "figures" / "faucet.gif"
 _CAPTIONS = {"base": "before", "naive": "plain fine-tuning", "craft": "CRaFT"}

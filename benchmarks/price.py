@@ -23,7 +23,7 @@ from lerobot_craft.evaluation.results import Run, read_results
 
 _MEASURE = """
 import json, sys, time
-import lerobot_craft.tiny, lerobot_craft.training.run, lerobot_craft.training.settings
+import lerobot_craft.tiny, lerobot_craft.training.run, lerobot_craft.training.run_settings
 from lerobot_craft.cli.train import run
 began = time.process_time()
 run(sys.argv[2:])

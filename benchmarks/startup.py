@@ -18,8 +18,8 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from dated import RESULTS, dated, write
-from lerobot_craft.anchors.files import sha256_of
 from lerobot_craft.anchors.loader import open_cache
+from lerobot_craft.io.files import sha256_of
 from lerobot_craft.tiny.__main__ import make_all
 
 STOCK, OFF, CRAFT = "lerobot-train", "craft train, CRaFT off", "craft train, action retention"

@@ -11,20 +11,20 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.anchors.loader import AnchorLoader, open_cache, retained_of
-from lerobot_craft.anchors.student_values import student_drift
-from lerobot_craft.anchors.summary import bytes_by_purpose
+from lerobot_craft.anchors.values import student_drift
+from lerobot_craft.anchors.verify import bytes_by_purpose
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.cli.train import split_flags
 from lerobot_craft.core import RetentionStep
-from lerobot_craft.lerobot_api.training import make_accelerator
+from lerobot_craft.lerobot_api.train_parts import make_accelerator
 from lerobot_craft.policies import adapter_for, mode, unwrapped
-from lerobot_craft.training.anchoring.asking import policy_inputs
-from lerobot_craft.training.documents import config_class
+from lerobot_craft.training.anchor_batches import policy_inputs
+from lerobot_craft.training.config import config_class
 from lerobot_craft.training.loop import run_steps
 from lerobot_craft.training.methods import constrained
-from lerobot_craft.training.records.recorder import Recorder
+from lerobot_craft.training.recorder import Recorder
+from lerobot_craft.training.run_settings import read_settings
 from lerobot_craft.training.session import Session, open_session
-from lerobot_craft.training.settings import read_settings
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from anchors import TASKS, make_teacher
 from dated import RESULTS, dated, write
 from engines import TorchJD, TwoClones, WeightedSum
 from lerobot_craft.anchors.loader import open_cache
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 from overhead import Limit, Measured, limits, overhead_table
 from parity import quietly
 from stepwise_run import Run, Variant

@@ -18,11 +18,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import lerobot_craft.tiny  # noqa: F401  registers the small policies
 from dated import RESULTS, dated, write
+from lerobot_craft.anchors.teacher import load_teacher
 from lerobot_craft.evaluation.acting import actions_under, spread_of_actions, take_frames
 from lerobot_craft.evaluation.listening import apart
 from lerobot_craft.lerobot_api.datasets import instructions, open_dataset
-from lerobot_craft.teacher.load import load_teacher
-from lerobot_craft.training.anchoring.wording import FRAMES, NONSENSE, heard_margin
+from lerobot_craft.training.start_checks import FRAMES, NONSENSE, heard_margin
 
 LAST = "train/checkpoints/last/pretrained_model"
 OLD_FRAMES, BATCH = 64, 32

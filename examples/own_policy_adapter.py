@@ -25,7 +25,7 @@ from lerobot.policies import PreTrainedPolicy
 from lerobot.processor import make_default_pre_post_processors
 from torch import Tensor, nn
 
-from lerobot_craft.bench.metaworld.demonstrations import record
+from lerobot_craft.bench.metaworld.recording import record
 from lerobot_craft.cli import main as craft
 from lerobot_craft.core import TokenSpans
 from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation

@@ -12,9 +12,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from lerobot_craft.bench.metaworld.demonstrations import record
+from lerobot_craft.bench.base_policies import make_start, policy_named
+from lerobot_craft.bench.metaworld.recording import record
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.policies import make_start, policy_named
 from lerobot_craft.cli import main as craft
 from lerobot_craft.evaluation.matrix import Evaluation, read_evaluation
 

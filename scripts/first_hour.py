@@ -98,7 +98,7 @@ def make_data() -> None:
     quiet_video()
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
-    from lerobot_craft.tiny.checkpoints import make_checkpoint_for
+    from lerobot_craft.tiny.make import make_checkpoint_for
 
     _record(Path("data/old"), OLD, episodes=6, seed=0)
     _record(Path("data/new"), NEW, episodes=4, seed=1)

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 
 OLD_TASKS = ["open the drawer", "close the drawer with care", "press it"]
 NEW_TASKS = ["push the blue cube to the left"]
@@ -27,7 +27,7 @@ def checkpoints(anchor_data, tmp_path_factory):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
+    from lerobot_craft.tiny.make import make_checkpoint
 
     root = tmp_path_factory.mktemp("checkpoints")
     dataset = LeRobotDataset("local/old", root=anchor_data / "old")
@@ -55,7 +55,7 @@ def checkpoints(anchor_data, tmp_path_factory):
 @pytest.fixture(scope="session")
 def teachers(checkpoints):
     """Function from a policy type and settings to a loaded, checked teacher."""
-    from lerobot_craft.teacher.load import load_teacher
+    from lerobot_craft.anchors.teacher import load_teacher
 
     loaded = {}
 
@@ -87,12 +87,9 @@ def opened_once():
 @pytest.fixture
 def build(anchor_data, teachers, tmp_path, opened_once, monkeypatch):
     """Function that builds a cache from flags, as `craft cache build` does, and returns its directory."""
-    monkeypatch.setattr("lerobot_craft.anchors.prepare.open_dataset", opened_once)
-    from lerobot_craft.anchors.build import build_cache, is_finished
-    from lerobot_craft.anchors.documents import DocumentsBuild
-    from lerobot_craft.anchors.prepare import prepare
-    from lerobot_craft.anchors.ranks import Ranks
-    from lerobot_craft.anchors.recipe import DatasetFlags
+    monkeypatch.setattr("lerobot_craft.anchors.build.open_dataset", opened_once)
+    from lerobot_craft.anchors.build import Ranks, build_cache, is_finished, prepare
+    from lerobot_craft.anchors.recipe import DatasetFlags, DocumentsBuild
 
     def built(policy_type: str, output: str = "cache", policy: tuple[str, ...] = (), **flags) -> Path:
         flags.setdefault("dataset", DatasetFlags("local/old", str(anchor_data / "old")))

@@ -204,7 +204,7 @@ def _serve() -> int:
 
     import lerobot_craft.tiny.pi
     import lerobot_craft.training.run  # noqa: F401
-    from lerobot_craft.lerobot_api.train_flags import parse_train_config
+    from lerobot_craft.lerobot_api.train_config import parse_train_config
 
     with contextlib.suppress(CraftError):  # it says what is missing, and has read the help of every flag
         parse_train_config(["--policy.type=smolvla"])

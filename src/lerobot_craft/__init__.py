@@ -16,12 +16,11 @@ _ROOMS = {
     "Retained": "anchors.retained",
     "compute_hidden_retention_loss": "training.hidden_loss",
     "extract_student_hidden_features": "training.hidden_loss",
-    "register_mode": "anchors.modes.registry",
+    "register_mode": "anchors.retained",
 }
 
 if TYPE_CHECKING:
-    from lerobot_craft.anchors.modes.registry import register_mode
-    from lerobot_craft.anchors.retained import Retained
+    from lerobot_craft.anchors.retained import Retained, register_mode
     from lerobot_craft.core import (
         AnchorDrift,
         AnchorPart,

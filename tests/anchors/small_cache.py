@@ -5,8 +5,7 @@ import torch
 
 from lerobot_craft.anchors.columns import Ragged, describe
 from lerobot_craft.anchors.images import decode_images, encode_images
-from lerobot_craft.anchors.manifest import DatasetRecord, InputFeature, Manifest, Scale
-from lerobot_craft.anchors.shards import write_shard
+from lerobot_craft.anchors.manifest import DatasetRecord, InputFeature, Manifest, Scale, write_shard
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
 

@@ -9,10 +9,10 @@ import torch
 from lerobot_craft.anchors.columns import Ragged
 from lerobot_craft.anchors.loader import open_cache, retained_of
 from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.anchors.values import student_drift
 from lerobot_craft.anchors.verify import verify_cache
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import autocast
+from lerobot_craft.lerobot_api.pretrained import autocast
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import adapter_for, mode
@@ -108,7 +108,7 @@ def test_the_same_flags_give_the_same_bytes(build):
 
 
 def test_layer_scales_make_drift_relative(build, teachers, checkpoints):
-    from lerobot_craft.teacher.load import load_teacher
+    from lerobot_craft.anchors.teacher import load_teacher
 
     directory = build("smolvla", layers_to_save="all", per_token=True)
     student = load_teacher(checkpoints("smolvla"))
@@ -166,7 +166,7 @@ def test_every_anchor_has_its_own_noise_whatever_the_batch(build):
 
 
 def test_a_camera_that_the_policy_cannot_do_without_is_missed(build, tmp_path):
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     other = make_local_dataset(tmp_path / "side", OLD_TASKS, 1, cameras=("observation.images.side",), image_size=64)
     with pytest.raises(CraftError, match=r"has no observation.images.top.*it has observation.images.side"):
@@ -239,7 +239,7 @@ def test_references_read_the_same_observations(policy, build, teachers):
 
 
 def test_videos_are_anchors_too(build, teachers, tmp_path):
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     film = DatasetFlags(
         "local/film", str(make_local_dataset(tmp_path / "film", OLD_TASKS, 2, image_size=64, video=True))
@@ -328,7 +328,7 @@ def test_walked_anchors_are_where_the_teacher_goes(policy, build, teachers):
 
 
 def test_a_teacher_without_statistics_of_the_state_cannot_walk(build, monkeypatch):
-    monkeypatch.setattr("lerobot_craft.anchors.teacher_walk.normalizer_stats", lambda preprocessor: {})
+    monkeypatch.setattr("lerobot_craft.anchors.walks.normalizer_stats", lambda preprocessor: {})
     with pytest.raises(CraftError, match=r"the teacher has no statistics of observation\.state.*--walked_states=0"):
         build("smolvla", anchor_source="cross", retention_mode="action", walked_states=0.5, num_samples=30)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lerobot_craft.anchors.prepare import prepare
+from lerobot_craft.anchors.build import prepare
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import frame_table, instructions, open_dataset, open_instructions

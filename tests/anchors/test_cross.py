@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from lerobot_craft.anchors.cross import anchor_generator, draw_states, end_histories_at, jitter_states, move_towards
+from lerobot_craft.anchors.observations import (
+    anchor_generator,
+    draw_states,
+    end_histories_at,
+    jitter_states,
+    move_towards,
+)
 from lerobot_craft.errors import CraftError
 
 MEAN, STD = torch.tensor([1.0, -2.0, 5.0]), torch.tensor([0.5, 2.0, 0.0])

@@ -1,6 +1,6 @@
 import pytest
 
-from lerobot_craft.anchors.documents import asks_for_documents
+from lerobot_craft.anchors.recipe import asks_for_documents
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import shutil
 
 import pytest
 
-from lerobot_craft.anchors.files import checksum_path, write_checksum
-from lerobot_craft.anchors.manifest import BUILD_FILE
-from lerobot_craft.anchors.shards import finished_shards, shard_name, write_shard
+from lerobot_craft.anchors.manifest import BUILD_FILE, finished_shards, shard_name, write_shard
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import checksum_path, write_checksum
 from tests.anchors.small_cache import NUM_ANCHORS, assert_refused, build_cache, make_columns, put, use
 
 SHARD_FILES = [shard_name(index) for index in range(3)]

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lerobot_craft.anchors.frames import choose_frames, share_out, spread
-from lerobot_craft.lerobot_api.stored_frames import FrameTable
+from lerobot_craft.anchors.plan import choose_frames, share_out, spread
+from lerobot_craft.lerobot_api.datasets import FrameTable
 
 
 def table_of(lengths_by_task):

@@ -12,15 +12,12 @@ import time
 import pytest
 import torch
 
-from lerobot_craft.anchors.build import build_cache, is_finished
-from lerobot_craft.anchors.documents import DocumentsBuild
-from lerobot_craft.anchors.files import write_checksum
-from lerobot_craft.anchors.prepare import prepare
-from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.anchors.shards import finished_shards
+from lerobot_craft.anchors.build import Ranks, build_cache, is_finished, prepare
+from lerobot_craft.anchors.manifest import finished_shards
+from lerobot_craft.anchors.recipe import DatasetFlags, DocumentsBuild
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import write_checksum
 from tests.anchors.test_build import contents
 
 
@@ -43,7 +40,7 @@ def stop_after(anchors):
 
 @pytest.fixture
 def job(anchor_data, teachers, opened_once, monkeypatch, tmp_path):
-    monkeypatch.setattr("lerobot_craft.anchors.prepare.open_dataset", opened_once)
+    monkeypatch.setattr("lerobot_craft.anchors.build.open_dataset", opened_once)
     config = DocumentsBuild(
         output_dir=tmp_path / "unused",
         dataset=DatasetFlags("local/old", str(anchor_data / "old")),
@@ -120,7 +117,7 @@ def test_a_build_that_was_killed_at_its_first_write_can_be_started(job, whole, t
 
 
 def test_two_ranks_make_the_same_cache(job, whole, checkpoints, tmp_path):
-    from lerobot_craft.teacher.load import load_teacher
+    from lerobot_craft.anchors.teacher import load_teacher
 
     barrier = threading.Barrier(2, timeout=60)
 

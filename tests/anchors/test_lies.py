@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lerobot_craft.anchors.files import write_checksum
-from lerobot_craft.anchors.shards import shard_name
+from lerobot_craft.anchors.manifest import shard_name
+from lerobot_craft.io.files import write_checksum
 from tests.anchors.small_cache import assert_refused, build_cache, put, use
 
 

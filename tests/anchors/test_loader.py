@@ -83,8 +83,7 @@ def test_another_type_of_policy_is_refused(cache, teachers):
 
 
 def test_changed_weights_are_another_teacher(cache, teachers, checkpoints):
-    from lerobot_craft.teacher.fingerprint import fingerprint
-    from lerobot_craft.teacher.load import load_teacher
+    from lerobot_craft.anchors.teacher import fingerprint, load_teacher
 
     other = load_teacher(checkpoints("smolvla"))
     with torch.no_grad():
@@ -175,7 +174,7 @@ def test_an_incomplete_directory_is_not_completed_from_the_hub(
 
 def test_a_directory_elsewhere_is_opened_only_if_it_is_the_dataset(reference, anchor_data, teachers, monkeypatch):
     opened = []
-    monkeypatch.setattr("lerobot_craft.anchors.datasets.open_dataset", lambda *place, **_: opened.append(place))
+    monkeypatch.setattr("lerobot_craft.anchors.observations.open_dataset", lambda *place, **_: opened.append(place))
     refer_to(reference, root=str(anchor_data / "new"))
     with pytest.raises(CraftError, match="'local/old' is not the one that the cache refers to"):
         images(reference, teachers("smolvla").config)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lerobot_craft.anchors import teacher_walk
+from lerobot_craft.anchors import walks
+from lerobot_craft.anchors.build import prepare
 from lerobot_craft.anchors.loader import open_cache
-from lerobot_craft.anchors.prepare import prepare
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.anchors.verify import verify_cache
 from lerobot_craft.lerobot_api.datasets import open_dataset
@@ -46,13 +46,13 @@ def test_where_nothing_is_made_there_is_nothing(anchor_data, tmp_path, teachers)
 def test_walks_from_old_frames_move_as_the_new_data_do(anchor_data, tmp_path, teachers, monkeypatch):
     """Frames of an old dataset may be few and far apart: nothing can be learned from them about motion."""
     job = job_of(anchor_data, tmp_path, teachers("pi0_fast"), walked_states=1.0, drawn_states=0.7)
-    plan, fit_motion, fitted = job.plan, teacher_walk.fit_motion, []
+    plan, fit_motion, fitted = job.plan, walks.fit_motion, []
 
     def noting(states, *rest):
         fitted.append(len(states))
         return fit_motion(states, *rest)
 
-    monkeypatch.setattr(teacher_walk, "fit_motion", noting)
+    monkeypatch.setattr(walks, "fit_motion", noting)
     walked = job.make_states(job.teacher.policy).walked
     assert fitted == [len(job.datasets[1].dataset)]
     starts = plan.walk_starts()

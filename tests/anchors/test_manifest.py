@@ -9,11 +9,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lerobot_craft.anchors.columns import ColumnSpec
-from lerobot_craft.anchors.files import write_atomically, write_checksum
-from lerobot_craft.anchors.manifest import BUILD_FILE, DatasetRecord, InputFeature, Manifest, Scale
-from lerobot_craft.anchors.shards import ShardRecord, write_shard
-from lerobot_craft.anchors.strict_json import StrictJSONError
+from lerobot_craft.anchors.manifest import (
+    BUILD_FILE,
+    DatasetRecord,
+    InputFeature,
+    Manifest,
+    Scale,
+    ShardRecord,
+    write_shard,
+)
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import write_atomically, write_checksum
+from lerobot_craft.io.strict_json import StrictJSONError
 from tests.anchors.small_cache import build_cache, make_columns, make_manifest
 
 SHARDS = [ShardRecord(f"shard-0000{i}.safetensors", 5, 100 + i, f"{i}" * 64) for i in range(2)]

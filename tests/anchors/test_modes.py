@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lerobot_craft.anchors import retained
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.anchors.manifest import Manifest
-from lerobot_craft.anchors.modes import ENTRY_POINT_GROUP, Retained, known_modes, mode_named, register_mode, registry
+from lerobot_craft.anchors.modes import ENTRY_POINT_GROUP, Retained, known_modes, mode_named, register_mode
 from lerobot_craft.anchors.modes.hidden import Hidden
 from lerobot_craft.anchors.recipe import BuildConfig
 from lerobot_craft.anchors.verify import reproduce
@@ -31,7 +32,7 @@ def source():
 
 @pytest.fixture(autouse=True)
 def _registered_here(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(retained, "_registered", {})
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -94,7 +95,7 @@ def test_the_mode_on_the_page_makes_a_cache_that_its_teacher_reproduces(build, t
     assert manifest.scales[0].source == "spread"
     assert manifest.scales[0].values["mse"] > 0
     assert reproduce(open_cache(directory), teachers(policy_type)).holds
-    registry._registered.clear()
+    retained._registered.clear()
     with pytest.raises(CraftError, match="kind: --retention_mode must be one of"):
         Manifest.load(directory)
 

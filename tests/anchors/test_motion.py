@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lerobot_craft.anchors.motion import fit_motion
-from lerobot_craft.anchors.teacher_walk import _motion
+from lerobot_craft.anchors.walks import _motion, fit_motion
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_dataset
 from tests.faults.test_bad_input import poison

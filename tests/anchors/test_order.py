@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lerobot_craft.anchors.order import batch_indices, by_origin, visit
+from lerobot_craft.anchors.loader import batch_indices, by_origin, visit
 
 sizes = st.tuples(st.integers(1, 60), st.integers(1, 12), st.integers(1, 4))
 

@@ -8,7 +8,7 @@ import pytest
 
 from lerobot_craft.anchors.plan import make_plan, parse_old_instructions
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.stored_frames import FrameTable
+from lerobot_craft.lerobot_api.datasets import FrameTable
 
 OPEN, CLOSE, PUSH, NEW = "open the drawer", "close the drawer", "push the block", "turn the tap"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lerobot_craft.anchors.prepare import prepare
+from lerobot_craft.anchors.build import prepare
 from lerobot_craft.anchors.recipe import (
     BuildConfig,
     DatasetFlags,

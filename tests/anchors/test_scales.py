@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.columns import Ragged
+from lerobot_craft.anchors.manifest import ShardReader, write_shard
 from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.modes.hidden import Hidden
-from lerobot_craft.anchors.scales import measure_scales
-from lerobot_craft.anchors.shards import ShardReader, write_shard
+from lerobot_craft.anchors.values import measure_scales
 from lerobot_craft.policies import Layer
 
 

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from lerobot_craft.anchors.columns import Ragged, take
-from lerobot_craft.anchors.files import checksum_path
-from lerobot_craft.anchors.shards import ShardReader, finished_shards, shard_name, write_shard
+from lerobot_craft.anchors.manifest import ShardReader, finished_shards, shard_name, write_shard
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import checksum_path
 from tests.anchors.small_cache import assert_same_columns, make_columns
 
 

@@ -1,7 +1,6 @@
 import torch
 
-from lerobot_craft.anchors.motion import Motion
-from lerobot_craft.anchors.walk import walk
+from lerobot_craft.anchors.walks import Motion, walk
 
 ARM = torch.tensor([True, False])
 # One action of one dimension moves the arm by itself; the object stays.

@@ -2,7 +2,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lerobot_craft.bench.base_files import WEIGHTS, keep, restore, round_weights
+from lerobot_craft.bench.cell_run import WEIGHTS, keep_weights, restore_weights, round_weights
 from lerobot_craft.errors import CraftError
 
 
@@ -30,8 +30,8 @@ def test_a_policy_from_a_file_is_the_one_that_was_trained(checkpoint, tmp_path):
     torch.testing.assert_close(rounded["w"], before["w"], rtol=1e-3, atol=0)
     assert not torch.equal(rounded["w"], before["w"])
     file = tmp_path / "kept" / "base.safetensors"
-    keep(trained, file)
-    restore(start, file, tmp_path / "restored")
+    keep_weights(trained, file)
+    restore_weights(start, file, tmp_path / "restored")
     found = load_file(tmp_path / "restored" / WEIGHTS)
     for name, value in rounded.items():
         assert torch.equal(found[name], value)
@@ -40,14 +40,14 @@ def test_a_policy_from_a_file_is_the_one_that_was_trained(checkpoint, tmp_path):
 
 
 def test_weights_of_another_policy_are_refused(checkpoint, tmp_path):
-    keep(checkpoint(1), tmp_path / "base.safetensors")
+    keep_weights(checkpoint(1), tmp_path / "base.safetensors")
     with pytest.raises(CraftError, match="holds the weights of another policy"):
-        restore(checkpoint(2, width=6), tmp_path / "base.safetensors", tmp_path / "restored")
+        restore_weights(checkpoint(2, width=6), tmp_path / "base.safetensors", tmp_path / "restored")
 
 
 def test_a_damaged_file_is_named(checkpoint, tmp_path):
     file = tmp_path / "base.safetensors"
-    keep(checkpoint(1), file)
+    keep_weights(checkpoint(1), file)
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(CraftError, match=r"base\.safetensors is damaged .*: remove it"):
-        restore(checkpoint(2), file, tmp_path / "restored")
+        restore_weights(checkpoint(2), file, tmp_path / "restored")

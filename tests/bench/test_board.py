@@ -3,8 +3,8 @@ import io
 import pytest
 
 from lerobot_craft.bench.board import Board, means, same_scene
-from lerobot_craft.bench.plan import plan_cells, plan_runs
-from lerobot_craft.bench.store import LOG_FILE, CellResult, begin
+from lerobot_craft.bench.cell_files import LOG_FILE, CellResult, begin
+from lerobot_craft.bench.cell_plan import plan_cells, plan_runs
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from lerobot_craft.bench.cell_plan import plan_cells, plan_runs
 from lerobot_craft.bench.cells import Base, Demos, Run, Trial
-from lerobot_craft.bench.methods import METHODS
-from lerobot_craft.bench.plan import plan_cells, plan_runs
+from lerobot_craft.bench.compared_methods import METHODS
 from lerobot_craft.errors import CraftError
 from tests.warm_process import environment
 

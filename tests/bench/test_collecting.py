@@ -1,8 +1,8 @@
 import pytest
 
+from lerobot_craft.bench.cell_files import CellResult, Recorded
+from lerobot_craft.bench.cell_plan import plan_cells, plan_runs
 from lerobot_craft.bench.collecting import collect_runs
-from lerobot_craft.bench.plan import plan_cells, plan_runs
-from lerobot_craft.bench.store import CellResult, Recorded
 from lerobot_craft.bench.sweep import Sweep, check_scenarios, choose, read_sweep, sweep_lines, write_sweep
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.summary import collect

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lerobot_craft.bench.cell_plan import plan_films, plan_runs
 from lerobot_craft.bench.filmstrip import _Camera, caption, develop, filmstrips
-from lerobot_craft.bench.plan import plan_films, plan_runs
 
 GREEN = (46, 160, 67, 255)
 

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from lerobot_craft.bench.narration import Narrator, describe, how_far
-from lerobot_craft.bench.plan import plan_cells
-from lerobot_craft.bench.store import LOG_FILE, CellResult, begin
-from lerobot_craft.training.records.journal import METRICS_FILE
+from lerobot_craft.bench.board import Narrator, describe_cell, how_far
+from lerobot_craft.bench.cell_files import LOG_FILE, CellResult, begin
+from lerobot_craft.bench.cell_plan import plan_cells
+from lerobot_craft.training.journal import METRICS_FILE
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def cells(bench_settings):
 
 
 def test_each_stage_is_told_in_words(bench_settings):
-    assert [describe(cell) for cell in plan_cells(bench_settings(anchors=(0, 20), film=True))] == [
+    assert [describe_cell(cell) for cell in plan_cells(bench_settings(anchors=(0, 20), film=True))] == [
         "record demonstrations: 50 of each of 1 old tasks",
         "record demonstrations: 30 of the new one",
         "train a small smolvla on the old tasks",
@@ -41,9 +41,9 @@ def test_without_a_terminal_a_stage_has_a_line_at_its_start_and_one_at_its_end(c
     narrator.finished(cells[3], CellResult(1.0))
     narrator.close()
     assert stream.getvalue().splitlines() == [
-        f"[1/7]   12 s  {describe(cells[0])} (done earlier)",
-        f"[3/7] {describe(cells[2])}",
-        f"[4/7] {describe(cells[3])}",
+        f"[1/7]   12 s  {describe_cell(cells[0])} (done earlier)",
+        f"[3/7] {describe_cell(cells[2])}",
+        f"[4/7] {describe_cell(cells[3])}",
         "[4/7] done in 0 s",
     ]
 
@@ -51,11 +51,11 @@ def test_without_a_terminal_a_stage_has_a_line_at_its_start_and_one_at_its_end(c
 def test_what_is_done_again_says_why(cells):
     stream = io.StringIO()
     Narrator(cells, stream, live=False).outdated(cells[1], "it was made by version 0.0.1")
-    assert stream.getvalue() == f"[2/7] again, {describe(cells[1])}: it was made by version 0.0.1\n"
+    assert stream.getvalue() == f"[2/7] again, {describe_cell(cells[1])}: it was made by version 0.0.1\n"
 
 
 def test_on_a_terminal_a_running_stage_is_drawn_over_itself(cells, monkeypatch):
-    monkeypatch.setattr("lerobot_craft.bench.narration._REDRAW_S", 0.0)
+    monkeypatch.setattr("lerobot_craft.bench.board._REDRAW_S", 0.0)
     monkeypatch.setenv("COLUMNS", "50")
     stream = io.StringIO()
     narrator = Narrator(cells, stream, live=True)
@@ -65,7 +65,7 @@ def test_on_a_terminal_a_running_stage_is_drawn_over_itself(cells, monkeypatch):
     assert {len(line) for line in stream.getvalue().replace("\x1b[1F\x1b[J", "").splitlines()} == {49}
     narrator.finished(cells[2], CellResult(1.0))
     narrator.close()
-    assert stream.getvalue().endswith(f"\x1b[1F\x1b[J[3/7]    0 s  {describe(cells[2])}\n")  # whole, and it stays
+    assert stream.getvalue().endswith(f"\x1b[1F\x1b[J[3/7]    0 s  {describe_cell(cells[2])}\n")  # whole, and it stays
 
 
 def test_a_training_tells_its_step(cells):
@@ -85,4 +85,6 @@ def test_a_failure_names_its_log(cells):
     begin(cells[1])
     (cells[1].directory / LOG_FILE).touch()
     narrator.failed(cells[1], "no such luck")
-    assert narrator.failures == [f"[2/7] {describe(cells[1])}: no such luck (log: {cells[1].directory / LOG_FILE})"]
+    assert narrator.failures == [
+        f"[2/7] {describe_cell(cells[1])}: no such luck (log: {cells[1].directory / LOG_FILE})"
+    ]

@@ -2,9 +2,9 @@ import shlex
 
 import pytest
 
-from lerobot_craft.bench.method import Known, as_argv
-from lerobot_craft.bench.methods import METHODS
-from lerobot_craft.bench.own_policy import INSTRUCTIONS, NEW_DATA, OLD_DATA, POLICY, own_policy_commands
+from lerobot_craft.bench.compared_methods import METHODS
+from lerobot_craft.bench.demo_run import INSTRUCTIONS, NEW_DATA, OLD_DATA, POLICY, own_policy_commands
+from lerobot_craft.bench.method_definition import Known, as_argv
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.cli.train import split_flags
 from lerobot_craft.training.config import CraftConfig
@@ -18,7 +18,7 @@ def settings_of(flags):
 
 @pytest.mark.parametrize("words", TRAINING, ids=["no old frames", "old frames"])
 def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
-    from lerobot_craft.training.settings import read_settings
+    from lerobot_craft.training.run_settings import read_settings
 
     assert words[:2] == ["craft", "train"]
     here = {f"--policy.path={POLICY}": f"--policy.path={checkpoints('smolvla')}"}

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lerobot_craft.bench.queue import CellQueue
+from lerobot_craft.bench.schedule import CellQueue
 
 
 class FakeCell(SimpleNamespace):

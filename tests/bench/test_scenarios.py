@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lerobot_craft.bench.metaworld.episodes import attempt
+from lerobot_craft.bench.metaworld.recording import attempt
 from lerobot_craft.bench.metaworld.tasks import TASKS, find_task
 from lerobot_craft.bench.scenarios import SCENARIOS, Scenario, find_scenario, trunk_of
 from lerobot_craft.errors import CraftError

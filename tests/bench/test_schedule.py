@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from lerobot_craft.bench import schedule, store
-from lerobot_craft.bench.plan import plan_cells
+from lerobot_craft.bench import cell_files, schedule
+from lerobot_craft.bench.cell_files import CellBusyError, CellResult, begin, finish
+from lerobot_craft.bench.cell_plan import plan_cells
 from lerobot_craft.bench.schedule import run_cells
-from lerobot_craft.bench.store import CellBusyError, CellResult, begin, finish
 from lerobot_craft.errors import CraftError
 
 
@@ -93,10 +93,10 @@ def test_a_cell_of_another_version_is_run_again_and_said(bench_settings, cells_t
     trial = plan_cells(settings)[-1]
     begin(trial)
     finish(trial, CellResult(2.0))
-    monkeypatch.setattr(store, "__version__", "9.8.7")
+    monkeypatch.setattr(cell_files, "__version__", "9.8.7")
     cells_that(lambda cell: CellResult(1.0))
     assert run_cells(settings, print, 1, log)[trial.digest].seconds == 1.0
-    assert log.told[0] == ("outdated", trial.name, store.outdated(trial))
+    assert log.told[0] == ("outdated", trial.name, cell_files.outdated(trial))
     assert ("started", trial.name) in log.told
 
 
@@ -121,7 +121,7 @@ def test_a_failure_stops_only_what_needs_it(bench_settings, cells_that, log):
 
 
 def test_a_cell_that_somebody_else_is_at_is_asked_for_again(bench_settings, cells_that, log, monkeypatch):
-    monkeypatch.setattr("lerobot_craft.bench.queue._ASK_AGAIN_S", 0.0)
+    monkeypatch.setattr("lerobot_craft.bench.schedule._ASK_AGAIN_S", 0.0)
     asked = []
 
     def work(cell):
@@ -217,7 +217,7 @@ def test_a_worker_that_is_stopped_takes_its_semaphores_with_it(tmp_path):
     (tmp_path / "own.py").write_text("""
 from multiprocessing import get_context
 from pathlib import Path
-from lerobot_craft.bench.demo import demo_settings
+from lerobot_craft.bench.demo_run import demo_settings
 from lerobot_craft.bench.schedule import _Worker
 
 if __name__ != "__main__":

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lerobot_craft.bench import cell_run, schedule, store
-from lerobot_craft.bench.store import CellResult, Recorded, begin, finish
+from lerobot_craft.bench import cell_files, cell_run, schedule
+from lerobot_craft.bench.cell_files import CellResult, Recorded, begin, finish
 from lerobot_craft.cli.bench import run
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.results import read_results
@@ -72,7 +72,7 @@ def test_one_cell_of_another_version_says_that_it_is_run_again(tmp_path, cells_r
     cell = [*SMALL, f"--output_dir={tmp_path}", "--cell=19"]
     assert run(cell) == 0
     assert "again" not in capsys.readouterr().out
-    monkeypatch.setattr(store, "__version__", "9.8.7")
+    monkeypatch.setattr(cell_files, "__version__", "9.8.7")
     assert run(cell) == 0
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith("trial drawer-smolvla-seed1 is run again: its result was made by version ")

@@ -5,7 +5,7 @@ import base64
 import pytest
 
 from lerobot_craft.bench import schedule
-from lerobot_craft.bench.store import CellResult, Recorded, begin, finish, result_of
+from lerobot_craft.bench.cell_files import CellResult, Recorded, begin, finish, result_of
 from lerobot_craft.cli import demo
 from lerobot_craft.evaluation.results import read_results
 
@@ -41,7 +41,7 @@ def cells_run(monkeypatch):
         return result
 
     monkeypatch.setattr(schedule, "ensure", ensure)
-    monkeypatch.setattr("lerobot_craft.bench.demo.check_machine", lambda: "MuJoCo cannot draw here")
+    monkeypatch.setattr("lerobot_craft.bench.demo_run.check_machine", lambda: "MuJoCo cannot draw here")
     return ran
 
 
@@ -87,7 +87,7 @@ def test_after_an_interruption_it_goes_on(tmp_path, cells_run, capsys, monkeypat
 
 
 def test_pictures_come_onto_the_page(tmp_path, cells_run, monkeypatch, capsys):
-    monkeypatch.setattr("lerobot_craft.bench.demo.check_machine", lambda: None)
+    monkeypatch.setattr("lerobot_craft.bench.demo_run.check_machine", lambda: None)
     for _ in range(2):  # the second time nothing is filmed again
         assert craft_demo(tmp_path) == 0
     assert cells_run.count("demo-smolvla-naive-seed0") == 2, "the run, and its film"

@@ -11,7 +11,7 @@ import packaging
 import pytest
 
 import lerobot_craft
-from lerobot_craft.doctor.software import INSTALL
+from lerobot_craft.doctor.check import INSTALL
 from lerobot_craft.lerobot_api import supported_version
 
 CRAFT = [sys.executable, "-m", "lerobot_craft"]

@@ -144,7 +144,7 @@ def test_renamed_observations_reach_the_policy(policies, tmp_path):
 
 def test_success_before_and_after_goes_into_the_card_of_a_checkpoint(policies, craft_train, tmp_path, capsys):
     """From a real run to a real card: the teacher is known by its weights, wherever it lies."""
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     new = make_local_dataset(tmp_path / "new", ["go to blue"], 1, 6, state_dim=2, action_dim=2)
     trained = tmp_path / "trained"

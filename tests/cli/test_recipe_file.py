@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from lerobot_craft.cli import main
-from lerobot_craft.cli.recipe_file import SHIPPED, with_recipe
+from lerobot_craft.cli.flags import SHIPPED, check_names, with_recipe
 from lerobot_craft.cli.train import split_flags
-from lerobot_craft.cli.train_flags import check_names
 
 RECIPES = sorted(path.name for path in SHIPPED.glob("*.json"))
 POLICIES = ("pi0_fast", "pi05", "smolvla", "act")

@@ -7,8 +7,8 @@ import torch
 
 from lerobot_craft.cli import main
 from lerobot_craft.memory.format import contents, read_memory
-from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.training.output.card_sections import CARD_FILE, memory_section
+from lerobot_craft.tiny.make import make_local_dataset
+from lerobot_craft.training.card_sections import CARD_FILE, memory_section
 from tests.anchor_fixtures import OLD_TASKS
 from tests.memory.test_collect import write_recording
 
@@ -163,7 +163,7 @@ def reaching(tmp_path):
 
     from lerobot_craft.bench.metaworld.configuration import CraftMetaWorldConfig
     from lerobot_craft.bench.metaworld.tasks import find_task
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
+    from lerobot_craft.tiny.make import make_checkpoint
 
     features = env_to_policy_features(CraftMetaWorldConfig(view="seen"))
     heading, width = np.array([-0.6, 0.6, -0.15, 0.0], np.float32), 0.01
@@ -186,7 +186,7 @@ def reaching(tmp_path):
 def test_own_rollouts_in_a_simulator(reaching, capsys):
     """Both tasks are played, failed episodes are kept, and frames are what the simulator shows."""
     from lerobot_craft.bench.metaworld.environment import MetaWorldEnv
-    from lerobot_craft.lerobot_api.policies import load_policy_config
+    from lerobot_craft.lerobot_api.pretrained import load_policy_config
     from lerobot_craft.memory.dataset import MemoryDataset
 
     flags = (

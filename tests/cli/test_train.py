@@ -9,9 +9,8 @@ from dataclasses import fields
 import pytest
 
 from lerobot_craft.cli import main
-from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.cli.flags import check_names, parse_flags, train_flags
 from lerobot_craft.cli.train import split_flags
-from lerobot_craft.cli.train_flags import check_names, train_flags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 from tests.docs.known_flags import defaults_of, names_of
@@ -69,7 +68,7 @@ def test_what_is_left_open_follows_what_is_retained(flags, settings, monkeypatch
         found.append(craft_config(None))
         return None, found[0]
 
-    monkeypatch.setattr("lerobot_craft.training.settings.read_settings", read)
+    monkeypatch.setattr("lerobot_craft.training.run_settings.read_settings", read)
     monkeypatch.setattr("lerobot_craft.training.run.train", lambda cfg, craft, command: None)
     assert main(["train", *flags]) == 0
     assert {name: getattr(found[0], name) for name in settings} == settings

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from lerobot_craft.core import divergence
-from lerobot_craft.core.divergence import checksum, find_divergence
+from lerobot_craft.core import ranks
+from lerobot_craft.core.ranks import checksum, find_divergence
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool])
 @pytest.mark.parametrize("first", [0, 1])
 def test_every_element_counts_wherever_a_tensor_begins_and_ends(dtype, first, monkeypatch):
-    monkeypatch.setattr(divergence, "_BLOCK", 4)
+    monkeypatch.setattr(ranks, "_BLOCK", 4)
     tensor = torch.zeros(24).to(dtype)[first:]
     sums = {int(checksum(tensor))}
     for index in range(len(tensor)):

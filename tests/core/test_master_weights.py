@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lerobot_craft.core.master_weights import MasterWeights
+from lerobot_craft.core.parameters import MasterWeights
 
 LR = 2.5e-5
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from lerobot_craft.core import drift, tail
 from lerobot_craft.core.tail import fold_tail, largest_entries
-from lerobot_craft.training.estimate.ledger import Ledger
+from lerobot_craft.training.dry_step import Ledger
 
 
 @st.composite

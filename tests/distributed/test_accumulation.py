@@ -2,7 +2,7 @@
 
 import pytest
 
-from lerobot_craft.training.records.journal import read_history
+from lerobot_craft.training.journal import read_history
 from tests.distributed.conftest import ANCHORS, SAMPLES
 from tests.distributed.test_train import (
     BUDGET,

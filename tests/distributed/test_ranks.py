@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lerobot_craft.anchors.ranks import Ranks
+from lerobot_craft.anchors.build import Ranks
 from lerobot_craft.core.ranks import main_decides, main_says
-from lerobot_craft.lerobot_api.training import make_accelerator
+from lerobot_craft.lerobot_api.train_parts import make_accelerator
 from tests.warm_process import free_port
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

@@ -9,8 +9,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from lerobot_craft.core import AnchorDrift, Dual, Multipliers, RetentionStep, Surgery, drift
-from lerobot_craft.core.master_weights import MasterWeights
-from lerobot_craft.core.sharding import Sharded, like, replace_parameters, run_in, whole
+from lerobot_craft.core.parameters import MasterWeights, Sharded, like, replace_parameters, run_in, whole
 from tests.distributed.ranks import join_ranks, run_on_ranks
 
 STEPS, BATCH, WIDTH = 5, 8, 64

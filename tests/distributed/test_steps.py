@@ -12,8 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from lerobot_craft.core import AnchorDrift, Dual, Multipliers, RetentionStep, Surgery, drift
-from lerobot_craft.core.divergence import Divergence, find_divergence
 from lerobot_craft.core.gradients import inner_products, inner_products_by_part
+from lerobot_craft.core.ranks import Divergence, find_divergence
 from tests.distributed.ranks import join_ranks, run_on_ranks
 
 STEPS, BATCH = 6, 8

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from lerobot_craft.training.records.journal import read_history
+from lerobot_craft.training.journal import read_history
 from tests.distributed.conftest import ANCHORS, PACKAGE, SAMPLES, Run
 from tests.distributed.per_sample.modeling_per_sample import DIVERGE
 from tests.faults.test_bad_input import poison

@@ -44,7 +44,7 @@ def train_flags():
     import lerobot_craft.bench.metaworld.configuration
     import lerobot_craft.tiny  # noqa: F401
     from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.estimate.parts import EstimateConfig
+    from lerobot_craft.training.estimate import EstimateConfig
 
     ours = names_of(CraftConfig, "craft.") | names_of(EstimateConfig, "estimate.") | {"--estimate"}
     return names_of(TrainPipelineConfig) | ours | EXTRA
@@ -59,8 +59,7 @@ def flags_of(verb):
     """Every flag that a verb takes."""
     from lerobot_craft.anchors.recipe import BuildConfig
     from lerobot_craft.evaluation.acting import ListenFlags
-    from lerobot_craft.lerobot_api.eval_flags import EvalFlags
-    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.lerobot_api.env_flags import EvalFlags, RememberFlags
 
     if verb == "train":
         return train_flags()
@@ -103,7 +102,7 @@ def check_craft(words):
 def check_values(words):
     from lerobot_craft.cli.flags import parse_flags
     from lerobot_craft.cli.train import split_flags
-    from lerobot_craft.training.documents import config_class
+    from lerobot_craft.training.config import config_class
 
     flags = [flag for flag in split_flags(words)[0] if not flag.endswith("=...")]
     parse_flags(config_class(flags), flags, "craft train", prefix="craft.")

@@ -24,7 +24,7 @@ def as_shown(flags):
 
 def test_every_flag_of_craft_train_with_its_default():
     from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.estimate.parts import EstimateConfig
+    from lerobot_craft.training.estimate import EstimateConfig
 
     text = section(PAGE, "craft train").replace(section(PAGE, DOCUMENTS), "")
     known = defaults_of(CraftConfig, "craft.") | {"--estimate": None} | defaults_of(EstimateConfig, "estimate.")
@@ -33,8 +33,7 @@ def test_every_flag_of_craft_train_with_its_default():
 
 
 def test_what_hidden_states_change():
-    from lerobot_craft.training.config import CraftConfig
-    from lerobot_craft.training.documents import DocumentsConfig
+    from lerobot_craft.training.config import CraftConfig, DocumentsConfig
 
     usual, documents = (defaults_of(cls, "craft.") for cls in (CraftConfig, DocumentsConfig))
     changed = {flag: default for flag, default in documents.items() if default != usual[flag]}
@@ -48,7 +47,7 @@ def test_every_flag_of_cache_build_with_its_default():
 
 
 def test_every_flag_of_eval_with_its_default():
-    from lerobot_craft.lerobot_api.eval_flags import EvalFlags
+    from lerobot_craft.lerobot_api.env_flags import EvalFlags
 
     flags = told(section(PAGE, "craft eval"))
     assert flags.pop("--env.type") == "required"
@@ -64,7 +63,7 @@ def test_every_flag_of_listen_with_its_default():
 
 
 def test_every_flag_of_remember_with_its_default():
-    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.lerobot_api.env_flags import RememberFlags
 
     flags = told(section(PAGE, "craft remember"))
     for flag in ("--env.type", "--env.discover_packages_path", "--list", "--verify", "--forget"):

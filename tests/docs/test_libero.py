@@ -56,8 +56,7 @@ def libero(tmp_path):
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
     from lerobot.utils.feature_utils import dataset_to_policy_features
 
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_checkpoint, make_local_dataset
 
     cameras = ("observation.images.image", "observation.images.image2")
     make_local_dataset(

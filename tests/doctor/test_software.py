@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.doctor import Status, software
-from lerobot_craft.doctor.software import (
+from lerobot_craft.doctor import Status, check
+from lerobot_craft.doctor.check import (
     EXTRAS,
     INSTALL,
     Need,
@@ -104,11 +104,11 @@ def test_every_extra_is_one_of_the_distribution():
 
 
 def test_of_two_lines_the_one_that_does_not_fit_decides():
-    assert software._by_name([HERE, UNFIT, HERE])["torch"] is UNFIT
+    assert check._by_name([HERE, UNFIT, HERE])["torch"] is UNFIT
 
 
 def test_a_line_names_the_clone_where_there_is_one_and_else_the_distribution(monkeypatch):
-    monkeypatch.setattr(software, "_IS_CLONE", True)
-    assert software.installing("pip install av CRAFT") == "pip install av .  # in a clone of CRaFT"
-    monkeypatch.setattr(software, "_IS_CLONE", False)
-    assert software.installing("pip install av CRAFT") == "pip install av lerobot-craft"
+    monkeypatch.setattr(check, "_IS_CLONE", True)
+    assert check.installing("pip install av CRAFT") == "pip install av .  # in a clone of CRaFT"
+    monkeypatch.setattr(check, "_IS_CLONE", False)
+    assert check.installing("pip install av CRAFT") == "pip install av lerobot-craft"

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.bench.methods import METHODS
-from lerobot_craft.evaluation.comparison import OWN_VALUE, compare_with
+from lerobot_craft.bench.compared_methods import METHODS
 from lerobot_craft.evaluation.results import Knob
+from lerobot_craft.evaluation.table import OWN_VALUE, compare_with
 from tests.evaluation.made_results import made_runs, with_episodes
 
 

@@ -2,7 +2,7 @@ import importlib
 
 import pytest
 
-from lerobot_craft.policies import adapter_for, registry
+from lerobot_craft.policies import adapter, adapter_for
 from tests.examples.reading import EXAMPLES, frames_by_dataset
 from tests.policies.case import ELSEWHERE, cases, make_subject
 from tests.policies.test_adding_a_policy import INVARIANTS
@@ -13,9 +13,9 @@ def own():
     """The example's module. It is imported once, because lerobot takes a type once; its adapter is known here only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(EXAMPLES)
-        patch.setattr(registry, "_registered", dict(registry._registered))
+        patch.setattr(adapter, "_registered", dict(adapter._registered))
         module = importlib.import_module("own_policy_adapter")
-        registry.register_adapter(module.NudgeAdapter)  # again, where the module was imported before
+        adapter.register_adapter(module.NudgeAdapter)  # again, where the module was imported before
         yield module
 
 

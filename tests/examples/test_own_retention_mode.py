@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
+from lerobot_craft.anchors import retained
 from lerobot_craft.anchors.manifest import Manifest
-from lerobot_craft.anchors.modes import mode_named, registry
+from lerobot_craft.anchors.modes import mode_named
 from lerobot_craft.anchors.retained import Compared
 from lerobot_craft.cli import main as craft
 from lerobot_craft.errors import CraftError
@@ -24,9 +25,9 @@ from tests.policies.lerobot_cases import CASES
 def own(monkeypatch):
     """The example's module; its mode is known within the test only."""
     monkeypatch.syspath_prepend(EXAMPLES)
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(retained, "_registered", {})
     module = importlib.import_module("own_retention_mode")
-    registry.register_mode(module.AttentionMap)  # again, where the module was imported before
+    retained.register_mode(module.AttentionMap)  # again, where the module was imported before
     return module
 
 
@@ -98,7 +99,7 @@ def test_commands_find_it_by_the_package_that_registers_it(
     old = {"craft__old_dataset__repo_id": "local/old", "craft__old_dataset__root": anchor_data / "old"}
     settings = {"craft__enabled": "true", "craft__retention_mode": "attention_map", "craft__num_anchors": 12}
     flags = train_flags("pi0_fast", tmp_path / "run", craft__anchor_cache_dir=cache, **old, **settings)
-    registry._registered.clear()
+    retained._registered.clear()
     with pytest.raises(CraftError, match="must be one of hidden, token_ce, action; got 'attention_map'"):
         mode_named("attention_map")
     # As in a new process: the flag imports the module, and importing registers.

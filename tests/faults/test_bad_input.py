@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lerobot_craft.training.output.run_dir import claim
+from lerobot_craft.training.checkpoints import claim_run_dir
 
 OLD = "local/old"
 
@@ -152,7 +152,7 @@ def test_a_cache_of_another_teacher_is_refused(constrained, craft_train, build, 
 
 
 def test_a_dataset_without_the_policys_features_is_refused(constrained, craft_train, tmp_path, capfd):
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     make_local_dataset(tmp_path / "other", ["go"], cameras=("front",), image_size=64, state_dim=3)
     assert craft_train(*constrained(dataset__root=tmp_path / "other")) == 2
@@ -170,7 +170,7 @@ def test_an_output_directory_that_exists_is_named_with_the_way_on(constrained, c
 def test_two_runs_into_one_directory(constrained, craft_train, tmp_path, capfd):
     assert craft_train(*constrained(steps=1)) == 0
     settings = tmp_path / "run/checkpoints/last/pretrained_model/train_config.json"
-    with claim(tmp_path / "run", resume=True):
+    with claim_run_dir(tmp_path / "run", resume=True):
         assert craft_train(f"--config_path={settings}", "--resume=true", "--steps=2") == 2
     assert "is in use by process" in capfd.readouterr().err
     assert craft_train(f"--config_path={settings}", "--resume=true", "--steps=2", "--seed=8") == 2
@@ -236,7 +236,7 @@ def test_a_dataset_that_was_never_recorded_into_says_so(constrained, craft_train
 
 
 def test_other_actions_without_craft_do_not_blame_the_checkpoint(constrained, craft_train, tmp_path, capfd):
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     wide = make_local_dataset(tmp_path / "wide", ["wave"], 2, 6, ("observation.images.top",), 64, action_dim=14)
     assert craft_train(*constrained("act", dataset__root=wide, craft__enabled="false")) == 2

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from lerobot_craft.anchors.columns import concatenate
-from lerobot_craft.anchors.files import checksum_path, write_checksum
-from lerobot_craft.anchors.shards import shard_name
+from lerobot_craft.anchors.manifest import shard_name
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import checksum_path, write_checksum
 from tests.anchors.small_cache import assert_same_columns, build_cache, put
 
 SHARDS = [shard_name(index) for index in range(3)]

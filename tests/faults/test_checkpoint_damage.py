@@ -12,7 +12,7 @@ import pytest
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import write_memory
-from lerobot_craft.training.output.craft_state import CRAFT_STATE
+from lerobot_craft.training.checkpoints import CRAFT_STATE
 from tests.faults.runs import assert_same_run, digests, resume_flags, saved_steps
 
 POLICY = "smolvla"  # the smallest of them: a trial copies a whole run and hashes its weights

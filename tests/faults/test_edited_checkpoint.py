@@ -9,9 +9,9 @@ import shutil
 
 import pytest
 
+from lerobot_craft.anchors.teacher import load_teacher
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.rollouts import env_config, load_player
-from lerobot_craft.teacher.load import load_teacher
 
 CONFIG, BEFORE, AFTER = "config.json", "policy_preprocessor.json", "policy_postprocessor.json"
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lerobot_craft.anchors.files import write_checksum
 from lerobot_craft.anchors.loader import open_cache, retained_of
 from lerobot_craft.anchors.manifest import Manifest
-from lerobot_craft.anchors.strict_json import StrictJSONError
 from lerobot_craft.anchors.verify import reproduce
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import write_checksum
+from lerobot_craft.io.strict_json import StrictJSONError
 from lerobot_craft.policies import adapter_for
-from lerobot_craft.training.anchoring.budget_units import layer_scales_of, units_of
+from lerobot_craft.training.anchor_batches import layer_scales_of, units_of
 from tests.anchors.small_cache import put
 
 SHORT, LONG = 60, 1000
@@ -61,11 +61,8 @@ def mutate(content, data):
 @pytest.fixture(scope="module")
 def real_cache(anchor_data, teachers, tmp_path_factory):
     """A cache as `craft cache build` makes it, its teacher, and what its manifest says."""
-    from lerobot_craft.anchors.build import build_cache
-    from lerobot_craft.anchors.documents import DocumentsBuild
-    from lerobot_craft.anchors.prepare import prepare
-    from lerobot_craft.anchors.ranks import Ranks
-    from lerobot_craft.anchors.recipe import DatasetFlags
+    from lerobot_craft.anchors.build import Ranks, build_cache, prepare
+    from lerobot_craft.anchors.recipe import DatasetFlags, DocumentsBuild
 
     directory = tmp_path_factory.mktemp("fuzz") / "cache"
     data = DatasetFlags("local/old", str(anchor_data / "old"))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lerobot_craft.anchors.shards import shard_name
+from lerobot_craft.anchors.manifest import shard_name
 from tests.anchors.test_lies import rewrite_shard
 from tests.faults.runs import assert_same_run, resume_flags, saved_steps
 
@@ -64,7 +64,7 @@ def test_a_cache_that_holds_no_numbers_is_refused_before_the_first_step(
 
 
 def test_a_teacher_that_answers_nan_builds_nothing(build, teachers, tmp_path, monkeypatch):
-    from lerobot_craft.anchors.shards import finished_shards
+    from lerobot_craft.anchors.manifest import finished_shards
     from lerobot_craft.errors import CraftError
 
     parameter = next(p for name, p in teachers("act").policy.named_parameters() if "action_head.weight" in name)

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from lerobot_craft.anchors.teacher import load_teacher
 from lerobot_craft.cli import main
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.foreign_code import TRUST
-from lerobot_craft.lerobot_api.policies import load_policy_config
-from lerobot_craft.teacher.load import load_teacher
+from lerobot_craft.lerobot_api.pretrained import load_policy_config
 from tests.anchor_fixtures import POLICIES
 from tests.anchors.small_cache import assert_refused, build_cache, put, use
 from tests.anchors.test_lies import edit_manifest
-from tests.teacher.test_pi0_fast import edit_json, move_tokenizers
+from tests.anchors.test_teacher_pi0_fast import edit_json, move_tokenizers
 from tests.tiny.test_stock_commands import REACH
 
 PICKLES = (

@@ -3,7 +3,7 @@
 import pytest
 
 from lerobot_craft.lerobot_api.datasets import open_dataset
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 
 TASKS = ["open the drawer", "close the drawer"]
 

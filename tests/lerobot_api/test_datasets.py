@@ -13,7 +13,7 @@ from lerobot_craft.lerobot_api.datasets import (
     instructions,
     open_dataset,
 )
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 from tests.lerobot_api.conftest import TASKS
 from tests.lerobot_api.test_reading import read_frames
 

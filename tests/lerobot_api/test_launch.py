@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.launch import check_launch
+from lerobot_craft.lerobot_api.train_parts import check_launch
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from torch.utils.data import Subset
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.lerobot_api.preload import SamplesInMemory, bytes_needed, preloaded
-from lerobot_craft.lerobot_api.random_streams import restore_stream
-from lerobot_craft.lerobot_api.training import make_data, prepare
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.lerobot_api.train_parts import make_data, prepare
+from lerobot_craft.lerobot_api.train_steps import restore_stream
+from lerobot_craft.tiny.make import make_local_dataset
 
 TASKS = ["open the drawer", "close the drawer"]
 BATCH_SIZE = 4
@@ -238,7 +238,7 @@ def test_a_single_sample_is_the_datasets(opened):
 def test_reading_in_parts_loses_nothing(kind, opened, monkeypatch):
     dataset = opened(kind, "act")
     for name in ("_IMAGES_AT_ONCE", "_VIDEO_FRAMES_AT_ONCE"):
-        monkeypatch.setattr(f"lerobot_craft.lerobot_api.preload_columns.{name}", 5)
+        monkeypatch.setattr(f"lerobot_craft.lerobot_api.preload.{name}", 5)
     samples, camera = SamplesInMemory(dataset), "observation.images.top"
     assert [exact(samples[row][camera]) for row in range(len(dataset))] == [
         exact(dataset[row][camera]) for row in range(len(dataset))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.preload_columns import _images, episode_bounds, numbers
+from lerobot_craft.lerobot_api.preload import _images, episode_bounds, numbers
 
 
 def stand_in(**columns):

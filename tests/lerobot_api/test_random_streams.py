@@ -5,7 +5,7 @@ import random
 import numpy as np
 import torch
 
-from lerobot_craft.lerobot_api.random_streams import gather_streams, restore_stream, save_streams, start_stream
+from lerobot_craft.lerobot_api.train_steps import gather_streams, restore_stream, save_streams, start_stream
 
 
 def draws():

@@ -7,9 +7,8 @@ import torch
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_dataset
-from lerobot_craft.lerobot_api.preload_columns import Pictures
+from lerobot_craft.lerobot_api.preload import Pictures, Samples
 from lerobot_craft.lerobot_api.reading import read_batches
-from lerobot_craft.lerobot_api.samples import Samples
 from tests.lerobot_api.test_preload import CONFIGS, exact, make_odd_dataset
 from tests.lerobot_api.test_preload_columns import picture, stand_in
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lerobot_craft.lerobot_api.policies import load_policy_config
+from lerobot_craft.lerobot_api.pretrained import load_policy_config
 from lerobot_craft.lerobot_api.processors import train_processors
 
 

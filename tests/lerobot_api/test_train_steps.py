@@ -3,8 +3,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from lerobot_craft.lerobot_api.policies import load_policy
-from lerobot_craft.lerobot_api.train_flags import parse_train_config
+from lerobot_craft.lerobot_api.pretrained import load_policy
+from lerobot_craft.lerobot_api.train_config import parse_train_config
 from lerobot_craft.lerobot_api.train_steps import eval_flags, push_policy
 
 

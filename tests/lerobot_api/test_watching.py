@@ -4,8 +4,7 @@ import torch
 
 from lerobot_craft.bench.metaworld.simulation import Simulation
 from lerobot_craft.bench.metaworld.tasks import AIR
-from lerobot_craft.lerobot_api.rollouts import Player, env_config, play
-from lerobot_craft.lerobot_api.watching import watch
+from lerobot_craft.lerobot_api.rollouts import Player, env_config, play, watch
 
 
 @pytest.fixture(scope="module")

@@ -98,7 +98,7 @@ def test_another_policy_type_is_refused(memories):
 
 def test_another_resolution_is_refused(memories, teachers, tmp_path):
     from lerobot_craft.lerobot_api.datasets import open_dataset
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     make_local_dataset(tmp_path / "large", ["press it"], 1, 6, image_size=96)
     config = teachers("smolvla").config

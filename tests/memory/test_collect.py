@@ -5,7 +5,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_dataset
 from lerobot_craft.memory.collect import from_dataset, plain_name
 from lerobot_craft.memory.dataset import MemoryDataset
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
 from tests.anchor_fixtures import OLD_TASKS
 from tests.faults.test_bad_input import poison
 

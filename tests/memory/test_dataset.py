@@ -3,10 +3,8 @@ import dataclasses
 import pytest
 import torch
 
-from lerobot_craft.anchors.build import build_cache
+from lerobot_craft.anchors.build import OldFrames, Ranks, build_cache, prepare
 from lerobot_craft.anchors.columns import Ragged
-from lerobot_craft.anchors.prepare import OldFrames, prepare
-from lerobot_craft.anchors.ranks import Ranks
 from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
 from lerobot_craft.anchors.store import AnchorStore
 from lerobot_craft.errors import CraftError

@@ -5,12 +5,12 @@ import os
 import pytest
 import torch
 
-from lerobot_craft.anchors import whole_directory
 from lerobot_craft.anchors.columns import Ragged
-from lerobot_craft.anchors.files import write_checksum
-from lerobot_craft.anchors.shards import write_shard
+from lerobot_craft.anchors.manifest import write_shard
 from lerobot_craft.cli import main
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io import files
+from lerobot_craft.io.files import write_checksum
 from lerobot_craft.memory.format import memory_in, read_memory, write_memory
 from tests.anchors.small_cache import build_cache
 
@@ -167,7 +167,7 @@ def test_forged_columns_are_refused(memories, tmp_path, name, value, match):
 @pytest.mark.parametrize("swapped", [True, False])
 def test_a_kill_while_writing_leaves_the_old_or_the_new_one(memories, written, swapped, monkeypatch):
     if not swapped:
-        monkeypatch.setattr(whole_directory, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     before, after = memories("smolvla"), memories("smolvla", frames_per_task=2)
 
     def killed(*_):
@@ -175,7 +175,7 @@ def test_a_kill_while_writing_leaves_the_old_or_the_new_one(memories, written, s
 
     for place in ("_sync_tree", "_put_in_place"):
         with monkeypatch.context() as patch:
-            patch.setattr(whole_directory, place, killed)
+            patch.setattr(files, place, killed)
             with pytest.raises(KeyboardInterrupt):
                 write_memory(after, written)
         assert same(read_memory(written), before)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lerobot_craft.lerobot_api.stored_frames import FrameTable
+from lerobot_craft.lerobot_api.datasets import FrameTable
+from lerobot_craft.memory.collect import choose_in_task, kept_out
 from lerobot_craft.memory.format import Memory, Source
-from lerobot_craft.memory.kept_out import choose_in_task, kept_out
 
 
 def table_of(lengths):

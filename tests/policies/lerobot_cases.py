@@ -27,7 +27,7 @@ def build(
     from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
     from lerobot.policies import get_policy_class, make_pre_post_processors
 
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
+    from lerobot_craft.tiny.make import make_checkpoint
 
     sight = {camera: PolicyFeature(FeatureType.VISUAL, (3, SIDE, SIDE)) for camera in CAMERAS}
     if blind:

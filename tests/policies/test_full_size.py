@@ -10,7 +10,7 @@ PROMPT = 200
 
 @pytest.fixture(scope="module")
 def pi0_fast():
-    from lerobot_craft.tiny.structure import full_size
+    from lerobot_craft.tiny.recipes import full_size
 
     return full_size("pi0_fast")
 

@@ -6,9 +6,9 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import (
     ENTRY_POINT_GROUP,
     PolicyAdapter,
+    adapter,
     adapter_for,
     register_adapter,
-    registry,
     supported_policies,
 )
 from lerobot_craft.policies.act import ACTAdapter
@@ -57,13 +57,13 @@ def test_an_unknown_type_is_told_what_is_known_and_how_to_add_one():
 
 
 def test_distributions_are_read_once_until_one_is_installed(tmp_path, monkeypatch):
-    read, stock = [], registry.entry_points
+    read, stock = [], adapter.entry_points
 
     def counted(**selection):
         read.append(selection)
         return stock(**selection)
 
-    monkeypatch.setattr(registry, "entry_points", counted)
+    monkeypatch.setattr(adapter, "entry_points", counted)
     monkeypatch.syspath_prepend(tmp_path)
     for _ in range(2):
         assert "mine" not in supported_policies()
@@ -101,7 +101,7 @@ def test_an_installed_adapter_that_does_not_load_says_why(third_party, target, s
 
 @pytest.fixture
 def _only_in_this_test(monkeypatch):
-    monkeypatch.setattr(registry, "_registered", {})
+    monkeypatch.setattr(adapter, "_registered", {})
 
 
 @pytest.mark.usefixtures("_only_in_this_test")

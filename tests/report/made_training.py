@@ -3,8 +3,7 @@
 import math
 from dataclasses import replace
 
-from lerobot_craft.training.records.journal import Journal
-from lerobot_craft.training.records.run_file import AnchorsHeld, Held, RunFile, Took, write_run_file
+from lerobot_craft.training.journal import AnchorsHeld, Held, Journal, RunFile, Took, write_run_file
 
 TASKS = ["open the drawer", "close the drawer, slowly", 'press the "red" button']
 MODULES = ["vision_tower", "language_model.layers", "lm_head"]

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from lerobot_craft.report.plot import (
+from lerobot_craft.report.figures import (
     BEFORE,
     CRAFT,
     FAMILIES,

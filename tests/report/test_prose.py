@@ -4,7 +4,7 @@ import pytest
 
 from lerobot_craft.evaluation.results import Estimate
 from lerobot_craft.evaluation.summary import summarise
-from lerobot_craft.report.prose import headline, say
+from lerobot_craft.report.page import headline, say
 from tests.evaluation.made_results import made_runs
 
 

@@ -5,7 +5,7 @@ from importlib.resources import files
 
 import pytest
 
-from lerobot_craft.report.plot import Axes, Scale, colour
+from lerobot_craft.report.figures import Axes, Scale, colour
 
 CSS = files("lerobot_craft.report").joinpath("templates/style.css").read_text()
 LIGHT, DARK = (dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6})", block)) for block in CSS.split("@media (prefers")[:2])

@@ -1,7 +1,7 @@
 import pytest
 from jinja2 import UndefinedError
 
-from lerobot_craft.report.plot import Axes, Scale
+from lerobot_craft.report.figures import Axes, Scale
 from lerobot_craft.report.tables import Cell
 from lerobot_craft.report.templates import document, foreground, part, together
 from tests.report.html_checks import assert_well_formed, outline

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from lerobot_craft.report.inputs import Inputs
+from lerobot_craft.report.inputs import Inputs, read_training
 from lerobot_craft.report.page import all_runs, render
-from lerobot_craft.report.training_runs import read_training
 from lerobot_craft.report.trainings import (
     conflicts,
     cosines,

@@ -10,7 +10,7 @@ VLAS = ("pi0_fast", "pi0", "pi05", "smolvla")
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """Checkpoint directory of a policy type, made once; tests only read it."""
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
+    from lerobot_craft.tiny.make import make_checkpoint
     from tests.tiny import robot
 
     made = {}

@@ -3,7 +3,7 @@
 import pytest
 
 import lerobot_craft.tiny.__main__ as tiny_main
-from lerobot_craft.teacher.load import load_teacher
+from lerobot_craft.anchors.teacher import load_teacher
 
 
 @pytest.fixture(scope="module")

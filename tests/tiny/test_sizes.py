@@ -5,8 +5,7 @@ from lerobot.policies.pi0 import modeling_pi0
 from lerobot.policies.pi0_fast import modeling_pi0_fast
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.pi import PI0TinyConfig
-from lerobot_craft.tiny.sizes import TinySizes, at_sizes, swapped
+from lerobot_craft.tiny.pi import PI0TinyConfig, TinySizes, at_sizes, swapped
 
 NAMES = ("get_gemma_config", "PaliGemmaForConditionalGenerationWithPiGemma", "PiGemmaForCausalLM")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from lerobot_craft.tiny.checkpoints import make_checkpoint
+from lerobot_craft.tiny.make import make_checkpoint
 from tests.tiny import robot
 from tests.tiny.reach_env import CORNERS, ReachEnvConfig, instruction_for
 

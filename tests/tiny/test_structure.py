@@ -1,7 +1,7 @@
 import pytest
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.structure import full_size
+from lerobot_craft.tiny.recipes import full_size
 
 PALIGEMMA = "model.paligemma_with_expert.paligemma"
 VOCABULARY, WIDTH = 257_152, 2048

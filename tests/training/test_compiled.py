@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
-from lerobot_craft.training.records.journal import read_metrics
+from lerobot_craft.training.journal import read_metrics
 
 # Warnings of torch's tracer and code generator, which a test would turn into their errors.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lerobot_craft.anchors.documents import DocumentsBuild
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, DocumentsBuild
 from lerobot_craft.cli.flags import parse_flags
 from lerobot_craft.core import Dual, Surgery
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.documents import DocumentsConfig
-from lerobot_craft.training.settings import CRAFT_CONFIG_FILE, save_craft_config
+from lerobot_craft.training.checkpoints import CRAFT_CONFIG_FILE
+from lerobot_craft.training.config import CraftConfig, DocumentsConfig
+from lerobot_craft.training.run_settings import save_craft_config
 
 SPECIFIED = {
     "enabled": False,

@@ -6,7 +6,7 @@ import torch
 from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.processors import policy_batch
-from lerobot_craft.training.documents import DocumentsConfig
+from lerobot_craft.training.config import DocumentsConfig
 from lerobot_craft.training.hidden_loss import compute_hidden_retention_loss, extract_student_hidden_features
 
 CAMERA_PREFIX = "observation.images"

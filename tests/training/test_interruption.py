@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from lerobot_craft.training.interruption import Interruption
+from lerobot_craft.training.saving import Interruption
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import torch
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import read_memory, write_memory
-from lerobot_craft.training.anchoring.probe import UNVERIFIED
+from lerobot_craft.training.action_drift import UNVERIFIED
 from tests.anchor_fixtures import NEW_TASKS, OLD_TASKS
-from tests.training.anchoring.anchor_contexts import LORA
+from tests.training.anchor_contexts import LORA
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_the_memory_is_found_held_measured_and_handed_on(craft_train, train_flag
 
 def test_frames_that_are_kept_out_are_in_no_anchor(craft_train, train_flags, remembering, tmp_path):
     from lerobot_craft.anchors.store import AnchorStore
-    from lerobot_craft.memory.kept_out import kept_out
+    from lerobot_craft.memory.collect import kept_out
 
     start, run, cache = remembering("smolvla"), tmp_path / "run", tmp_path / "cache"
     flags = flags_of(train_flags, "smolvla", run, policy__path=start, craft__anchor_cache_dir=cache)
@@ -192,7 +192,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(craft_train, train_flags, remember
 
 def test_three_fine_tunings_of_which_only_the_first_needs_old_data(craft_train, train_flags, anchor_data, tmp_path):
     """What the third one holds has frames of the tasks that the first one was given."""
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     make_local_dataset(tmp_path / "third", ["wave"], 2, 8, image_size=64, seed=3)
     make_local_dataset(tmp_path / "fourth", ["turn around"], 2, 8, image_size=64, seed=4)

@@ -10,9 +10,8 @@ import torch
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 
-from lerobot_craft.teacher.load import load_teacher
-from lerobot_craft.training.records.journal import read_history, read_metrics, read_modules
-from lerobot_craft.training.records.run_file import read_run_file
+from lerobot_craft.anchors.teacher import load_teacher
+from lerobot_craft.training.journal import read_history, read_metrics, read_modules, read_run_file
 from tests.anchor_fixtures import OLD_TASKS
 
 # What each policy must be trained with for this kind of retention to reach it.
@@ -109,7 +108,7 @@ def test_the_checkpoint_is_a_teacher_for_the_next_task_with_the_kept_statistics(
     assert json.loads((policy_of(run) / "craft_config.json").read_text())["retention_mode"] == "action"
 
 
-@pytest.mark.slow  # three runs; tests/training/statistics has the parts
+@pytest.mark.slow  # three runs; tests/training/test_normalization.py has the parts
 def test_statistics_are_replaced_or_merged_where_asked(craft_run, teachers):
     kept = teachers("smolvla").fingerprint["stats"]
     found = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import make_local_dataset
+from lerobot_craft.training.checkpoints import CRAFT_CONFIG_FILE
+from lerobot_craft.training.journal import read_metrics
 from lerobot_craft.training.methods.method import Method
 from lerobot_craft.training.methods.registry import METHODS
-from lerobot_craft.training.records.journal import read_metrics
-from lerobot_craft.training.settings import CRAFT_CONFIG_FILE
 from tests.anchor_fixtures import NEW_TASKS
 
 TOP, WRIST = "observation.images.top", "observation.images.wrist"
@@ -91,7 +91,7 @@ def test_a_teacher_without_its_file_is_refused_first(train_flags, craft_train, c
 
 
 def test_new_data_outside_the_kept_range_are_told_with_numbers(train_flags, craft_train, tmp_path, capfd):
-    from lerobot_craft.tiny.datasets import make_local_dataset
+    from lerobot_craft.tiny.make import make_local_dataset
 
     far = tmp_path / "far"
     make_local_dataset(far, ["push the blue cube to the left"], image_size=64, seed=1)

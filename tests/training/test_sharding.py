@@ -6,7 +6,7 @@ import pytest
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.sharding import check_sharding
+from lerobot_craft.training.weights import check_sharding
 
 
 def check(processes=2, enabled=True, **changes):

@@ -1,6 +1,9 @@
 """Building a cache: read frames, ask the teacher, write shards, and finally a manifest that marks it complete.
 
 The plan alone decides how anchors are split. So resuming a build only adds missing shards, on any number of ranks.
+
+`prepare` gets from the user's configuration to a job: it opens the datasets, chooses the anchors and refuses what
+cannot work.
 """
 
 import json
@@ -8,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +21,74 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Columns, Ragged, concatenate, describe, take
-from lerobot_craft.anchors.datasets import NOTHING_MADE, STATE, MadeStates, as_anchors
-from lerobot_craft.anchors.files import plain_errors, read_bytes, temporary_path, write_atomically
 from lerobot_craft.anchors.images import encode_images
-from lerobot_craft.anchors.made_states import make_states
-from lerobot_craft.anchors.manifest import BUILD_FILE, MANIFEST_FILE, DatasetRecord, InputFeature, Manifest
-from lerobot_craft.anchors.plan import Plan
-from lerobot_craft.anchors.ranks import Ranks
-from lerobot_craft.anchors.recipe import differences, digest
+from lerobot_craft.anchors.manifest import (
+    BUILD_FILE,
+    MANIFEST_FILE,
+    DatasetRecord,
+    InputFeature,
+    Manifest,
+    ShardReader,
+    ShardRecord,
+    finished_shards,
+    shard_name,
+    write_shard,
+)
+from lerobot_craft.anchors.observations import NOTHING_MADE, STATE, MadeStates, as_anchors
+from lerobot_craft.anchors.plan import Plan, make_plan, parse_old_instructions
+from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, differences, digest, draws_from_old, num_anchors
 from lerobot_craft.anchors.retained import Retained
-from lerobot_craft.anchors.scales import measure_scales
-from lerobot_craft.anchors.shards import ShardReader, ShardRecord, finished_shards, shard_name, write_shard
-from lerobot_craft.anchors.teacher_values import generators, teacher_columns
+from lerobot_craft.anchors.teacher import Teacher, normalizer_stats
+from lerobot_craft.anchors.values import generators, measure_scales, teacher_columns
+from lerobot_craft.anchors.walks import make_states
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch
-from lerobot_craft.lerobot_api.policies import autocast, autocast_dtype
+from lerobot_craft.io.files import plain_errors, read_bytes, temporary_path, write_atomically
+from lerobot_craft.lerobot_api.datasets import (
+    RawBatch,
+    dataset_fingerprint,
+    frame_table,
+    instructions,
+    open_dataset,
+    open_metadata,
+)
+from lerobot_craft.lerobot_api.features import require_features
+from lerobot_craft.lerobot_api.pretrained import autocast, autocast_dtype
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
-from lerobot_craft.policies import PolicyAdapter, mode
-from lerobot_craft.teacher.load import Teacher
-from lerobot_craft.teacher.processors import normalizer_stats
+from lerobot_craft.lerobot_api.train_parts import RANKS_WAIT, several_processes
+from lerobot_craft.policies import PolicyAdapter, adapter_for, mode
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process and the number of processes."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def joined(cls, *, cpu: bool) -> "Ranks":
+        """Join the other processes, if there are any."""
+        if not several_processes():
+            return cls()
+        from accelerate import PartialState
+
+        state = PartialState(cpu=cpu, timeout=RANKS_WAIT)
+        return cls(state.process_index, state.num_processes)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process writes the shared files."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait for all processes."""
+        if self.world_size > 1:
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()
+
 
 logger = logging.getLogger(__name__)
 
@@ -318,3 +368,137 @@ def _dtype_of(policy: torch.nn.Module) -> str:
 def _report(progress: Progress | None, count: int) -> None:
     if progress is not None and count:
         progress(count)
+
+
+@dataclass(frozen=True)
+class OldFrames:
+    """Old frames from a memory, in addition to the datasets that the flags name.
+
+    Attributes:
+        opened: The frames; all become anchors before datasets give any. None: only the instructions are known.
+        instructions: What to keep. May include tasks without frames here, and omit some that have them.
+    """
+
+    opened: OpenDataset | None
+    instructions: Sequence[str]
+
+
+def prepare(
+    config: BuildConfig,
+    teacher: Teacher,
+    memory: OldFrames | None = None,
+    *,
+    new_episodes: Sequence[int] | None = None,
+) -> Job:
+    """The job that a configuration describes for a teacher.
+
+    Args:
+        config: What to build.
+        teacher: Who is asked.
+        memory: Old frames beside those of the old datasets.
+        new_episodes: The episodes of the new dataset that are learned; None: all. The others show other tasks.
+    """
+    adapter = adapter_for(teacher.config)
+    opened = None if memory is None else memory.opened
+    config = replace(config, anchor_source=config.source(adapter.reads_instruction, opened is not None))
+    retained = config.retained(adapter, teacher.policy)
+    if config.anchor_source != "dataset" and not adapter.reads_instruction:
+        raise CraftError(
+            f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
+            "use --anchor_source=dataset with a dataset of the old tasks"
+        )
+    # Cross anchors need the old tasks' instructions, not their frames.
+    old = [] if config.anchor_source == "cross" else _open(config.dataset, "dataset", teacher)
+    if opened is not None and config.anchor_source != "cross":
+        old = [opened, *old]
+    new = _open(config.new_dataset, "new_dataset", teacher) if config.anchor_source != "dataset" else []
+    if config.anchor_source != "dataset" and not new:
+        raise CraftError(
+            f"--anchor_source={config.anchor_source} pairs frames of the new task with old instructions: give the "
+            "dataset that you will fine-tune on as --new_dataset.repo_id (and --new_dataset.root)"
+        )
+    for data in (*old, *new):
+        _check_features(adapter, teacher, data)
+    learned = [_learned(data, new_episodes) for data in new]
+    plan = make_plan(
+        config.anchor_source,  # type: ignore[arg-type]  # checked there
+        num_anchors(config.num_samples, config.old_frames, adapter),
+        config.seed,
+        [_source(data) for data in old],
+        [(table.take(rows), names) for rows, (table, names) in zip(learned, map(_source, new), strict=True)],
+        _instructions_to_keep(config) if memory is None else memory.instructions,
+        config.drawn_states,
+        config.state_jitter,
+        config.old_frames,
+        config.walked_states,
+        _walk_length(teacher, new) if config.walked_states and new else 1,
+        draws_from_old(config.draw_from, config.anchor_source, adapter),
+        first=0 if opened is None else 1,
+    )
+    for number, rows in enumerate(learned, start=len(old)):
+        plan.frame[plan.dataset == number] = rows[plan.frame[plan.dataset == number]]
+    if len(plan) < plan.requested:
+        logger.warning("%s", _fewer(plan))
+    return Job(teacher, adapter, retained, plan, [*old, *new], config.inputs, config.batch_size, config.shard_size)
+
+
+def _fewer(plan: Plan) -> str:
+    """A message on how many anchors there are instead of those asked for, and why."""
+    origin = plan.dataset * (1 + int(plan.frame.max())) + plan.frame  # one number per frame
+    made, old = int(plan.cross.sum()), int((~plan.cross).sum())
+    parts = [f"{old} old frames"] if old else []
+    if made:
+        frames = len(np.unique(origin[plan.cross]))
+        parts.append(f"{made} made from {frames} frames, by {len(plan.instructions)} old instructions")
+    return f"{len(plan)} anchors instead of {plan.requested}: {' and '.join(parts)}. The datasets have no more frames."
+
+
+def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:
+    """Chunks per walk: as many as a median episode of the new data has, at least two."""
+    lengths = [length for opened in new for length in opened.dataset.meta.episodes["length"]]
+    return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
+
+
+def old_instructions(config: BuildConfig) -> list[str]:
+    """The instructions to keep: given by the user, or read from the old datasets' metadata."""
+    if config.old_instructions is not None:
+        return parse_old_instructions(config.old_instructions)
+    metadata = [open_metadata(*address, config.dataset.revision) for address in config.dataset.addresses("dataset")]
+    return list(dict.fromkeys(instruction for meta in metadata for instruction in instructions(meta)))
+
+
+def _instructions_to_keep(config: BuildConfig) -> list[str] | None:
+    """Like `old_instructions`, or None to keep whatever has frames."""
+    if config.old_instructions is None and config.anchor_source != "cross":
+        return None
+    return old_instructions(config) or None
+
+
+def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]:
+    opened = []
+    for repo_id, root in flags.addresses(flag):
+        dataset = open_dataset(repo_id, root, flags.revision, policy_config=teacher.config)
+        opened.append(OpenDataset(dataset, repo_id, root, flags.revision, dataset_fingerprint(dataset)))
+    return opened
+
+
+def _source(opened: OpenDataset) -> tuple[Any, Sequence[str]]:
+    return frame_table(opened.dataset), instructions(opened.dataset.meta)
+
+
+def _learned(opened: OpenDataset, episodes: Sequence[int] | None) -> npt.NDArray[np.int64]:
+    """Rows of a new dataset that belong to these episodes."""
+    episode = frame_table(opened.dataset).episode
+    return np.arange(len(episode)) if episodes is None else np.flatnonzero(np.isin(episode, episodes))
+
+
+def _check_features(adapter: PolicyAdapter, teacher: Teacher, opened: OpenDataset) -> None:
+    """Check that the dataset has every observation the policy reads; some cameras may be missing if it masks them."""
+    masked = require_features(
+        teacher.config,
+        opened.dataset.meta.features,
+        dataset=opened.repo_id,
+        masks_missing_cameras=adapter.masks_missing_cameras(teacher.policy),
+    )
+    if masked:
+        logger.warning("%s has no %s: the policy masks these cameras", opened.repo_id, ", ".join(masked))

@@ -1,6 +1,9 @@
 """The plan of a cache: which frame is paired with which instruction, decided before anything is read.
 
 A plan depends only on options, seed and the datasets' metadata, so an interrupted build resumes with the same anchors.
+
+Frames are chosen evenly over tasks, each task's episodes, and each episode's phases. Old skills are lost where no
+anchor looks. Uniform sampling would favor long tasks and episodes, and could miss phases.
 """
 
 import hashlib
@@ -8,14 +11,265 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.anchors.frames import spread
-from lerobot_craft.anchors.rows import ANCHOR, ROWS, Source, Walking, cross_anchors, dataset_anchors, present
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import FrameTable
+
+type Ints = npt.NDArray[np.int64]
+
+
+def choose_frames(table: FrameTable, n: int, seed: int | list[int]) -> Ints:
+    """Choose n rows of the table. Every prefix of the result is also spread over tasks and episodes.
+
+    Tasks get equal numbers of frames (within one), as do the episodes of a task; the share of one that is too short
+    goes to the others. The m frames of a task lie in m different strata of relative position.
+
+    Args:
+        table: The frames to choose from.
+        n: Number of frames; all frames if the table has fewer.
+        seed: The same seed gives the same frames.
+    """
+    rng = np.random.default_rng(seed)
+    rows = np.lexsort((table.position, table.episode, table.task))
+    sizes = np.unique(table.task, return_counts=True)[1]
+    quotas = share_out(n, sizes, rng)
+    parts = [
+        _choose_in_task(table.episode, own, int(quota), rng)
+        for own, quota in zip(np.split(rows, np.cumsum(sizes)), [*quotas, 0], strict=True)
+        if quota
+    ]
+    if not parts:
+        return np.empty(0, dtype=np.int64)
+    return np.concatenate(parts)[spread(np.repeat(np.arange(len(sizes)), quotas), rng)]
+
+
+def share_out(n: int, capacities: Ints, rng: np.random.Generator) -> Ints:
+    """Split n as equally as the capacities allow; who gets one more is random.
+
+    Parts below their capacity differ by at most one. They sum to n, or to the total capacity if that is less.
+    """
+    parts = np.zeros(len(capacities), dtype=np.int64)
+    left = min(n, int(capacities.sum()))
+    while left > 0:
+        open_ = np.flatnonzero(parts < capacities)
+        if left < len(open_):
+            parts[rng.permutation(open_)[:left]] += 1
+            break
+        step = min(left // len(open_), int((capacities - parts)[open_].min()))
+        parts[open_] += step
+        left -= step * len(open_)
+    return parts
+
+
+def spread(groups: Ints, rng: np.random.Generator) -> Ints:
+    """An order of the items that spreads every group over the whole length, keeping the order within a group.
+
+    Args:
+        groups: The group of each item, as small integers from 0.
+        rng: Breaks ties.
+    """
+    sizes = np.bincount(groups)
+    by_group = np.argsort(groups, kind="stable")
+    rank = np.empty(len(groups), dtype=np.int64)  # of an item within its group
+    rank[by_group] = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    due = (rank + 0.5) / sizes[groups]
+    order: Ints = np.lexsort((rng.random(len(groups)), due))
+    return order
+
+
+def _choose_in_task(episode: Ints, rows: Ints, m: int, rng: np.random.Generator) -> Ints:
+    """Rows of m frames of one task, alternating between episodes; an episode's phases come in random order.
+
+    Args:
+        episode: Of every frame of the table.
+        rows: The task's rows, sorted by episode and position.
+        m: Number of frames, at least one.
+        rng: Random generator.
+    """
+    sizes = np.unique(episode[rows], return_counts=True)[1]
+    starts = np.cumsum(sizes) - sizes
+    quotas = share_out(m, sizes, rng)
+    # Slot j of an episode with q slots is at (j + u) / q of the movement. Sorting the slots of all episodes gives
+    # strata 0..m-1: each is used once, and each episode's strata are spread over the whole movement.
+    episode_of = np.repeat(np.arange(len(sizes)), quotas)  # [m]
+    slot = np.arange(m) - np.repeat(np.cumsum(quotas) - quotas, quotas)
+    due = (slot + rng.random(len(sizes))[episode_of]) / quotas[episode_of]
+    stratum = np.empty(m, dtype=np.int64)
+    stratum[np.lexsort((rng.random(m), due))] = np.arange(m)
+    phase = (stratum + rng.random(m)) / m  # [m], in [0, 1)
+
+    places = np.floor(phase * sizes[episode_of]).astype(np.int64)
+    for slots in np.split(np.arange(m), np.cumsum(quotas)):
+        if len(slots):
+            places[slots] = rng.permutation(_distinct(places[slots], int(sizes[episode_of[slots[0]]])))
+    chosen: Ints = rows[starts[episode_of] + places]
+    return chosen[spread(episode_of, rng)]
+
+
+def _distinct(places: Ints, size: int) -> Ints:
+    """Ascending places in [0, size), moved apart as little as possible so that all are distinct."""
+    slot = np.arange(len(places))
+    later: Ints = np.maximum.accumulate(places - slot) + slot
+    apart: Ints = np.minimum(later, size - len(places) + slot)
+    return apart
+
+
+type Source = tuple[FrameTable, Sequence[str]]  # a dataset's frames, and the instructions that its tasks index
+
+# Random streams under the plan's seed. numpy treats [seed, 1] and [seed, 1, 0] as the same stream.
+_OLD, _NEW, ROWS, _WALKS, _NEAR = 1, 2, 3, 4, 5
+# Noise on states between two old frames, in standard deviations: turns a line into a tube.
+BETWEEN_JITTER = 0.05
+
+ANCHOR = np.dtype(
+    [
+        ("dataset", np.int64),
+        ("frame", np.int64),
+        ("instruction", np.int64),
+        ("cross", np.bool_),
+        ("drawn", np.bool_),
+        ("jitter", np.float64),
+        ("walk", np.int64),
+        ("walk_step", np.int64),
+        ("mate", np.int64),
+    ]
+)
+
+
+def dataset_anchors(
+    old: Sequence[Source], keep: tuple[str, ...], n: int, seed: int, first: int = 0
+) -> npt.NDArray[np.void]:
+    """Old frames under their own instructions; the first `first` datasets give all frames if there is room."""
+    table, dataset, frame = _join(old, keep)
+    rows: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    for of_first in (True, False):
+        wanted = np.flatnonzero((table.task >= 0) & ((dataset < first) == of_first))
+        chosen = choose_frames(table.take(wanted), n - len(rows), [seed, _OLD])
+        rows = np.concatenate([rows, wanted[chosen]])
+    anchors = _blank(len(rows))
+    anchors["dataset"], anchors["frame"], anchors["instruction"] = dataset[rows], frame[rows], table.task[rows]
+    return anchors
+
+
+class Walking(NamedTuple):
+    """Share of the cross anchors that lie on the teacher's walks, and anchors per walk."""
+
+    share: float
+    length: int
+
+    def walks(self, anchors: int) -> int:
+        """Number of walks among `anchors`; at least one if any are wanted and one fits."""
+        wanted = round(self.share * anchors / self.length)
+        return min(max(wanted, 1), anchors // self.length) if self.share else 0
+
+
+def cross_anchors(
+    new: Sequence[Source],
+    first: int,
+    instructions: int,
+    n: int,
+    drawn: float,
+    jitter: float,
+    walking: Walking,
+    seed: int,
+    near: npt.NDArray[np.void] | None = None,
+) -> npt.NDArray[np.void]:
+    """Frames chosen evenly for each instruction, so that each sees all tasks, episodes and phases.
+
+    `near` holds old frames as anchors. Instructions that have some use them instead of the teacher's statistics.
+    """
+    table, dataset, frame = _join(new, present(new))
+    # Walks reuse the same few first frames, so only the other anchors are limited by the number of frames.
+    still = 1 - walking.share
+    capacity = np.full(instructions, int(len(table) / still) if still else n)
+    quotas = share_out(n, capacity, np.random.default_rng([seed, _NEW]))
+    parts, walks = [], 0
+    for instruction, quota in enumerate(quotas):
+        walked = _walks(table, walking.walks(int(quota)), walking.length, walks, drawn, [seed, _WALKS, instruction + 1])
+        rows = choose_frames(table, int(quota) - len(walked), [seed, _NEW, instruction + 1])
+        stood = _blank(len(rows))
+        stood["frame"] = rows
+        order = np.random.default_rng([seed, ROWS, instruction + 1]).permutation(len(rows))
+        stood["drawn"][order[: round(drawn * len(rows))]] = True
+        stood["jitter"] = np.where(stood["drawn"], 0.0, jitter)
+        anchors = np.concatenate([stood, walked])
+        rows = anchors["frame"]
+        anchors["dataset"], anchors["frame"], anchors["cross"] = first + dataset[rows], frame[rows], True
+        anchors["instruction"] = instruction
+        if near is not None and len(mine := near[near["instruction"] == instruction]):
+            _go_near(anchors, mine, np.random.default_rng([seed, _NEAR, instruction + 1]))
+        parts.append(anchors)
+        walks += len(walked) // walking.length
+    return np.concatenate(parts)
+
+
+def _go_near(anchors: npt.NDArray[np.void], old: npt.NDArray[np.void], rng: np.random.Generator) -> None:
+    """In place: put drawn anchors between two old frames of one dataset, or on a walk from an old frame."""
+    drawn = anchors["drawn"].copy()
+    walked = anchors["walk"] >= 0
+    _, number = np.unique(anchors["walk"][drawn & walked], return_inverse=True)
+    chosen = np.empty(len(anchors), dtype=np.int64)
+    # A random round-robin: all old frames are used equally often.
+    turn = rng.permutation(len(old))
+    chosen[drawn & walked] = turn[number % len(old)]
+    chosen[drawn & ~walked] = turn[np.arange((drawn & ~walked).sum()) % len(old)]
+    for name in ("dataset", "frame"):
+        anchors[name][drawn] = old[name][chosen[drawn]]
+    anchors["drawn"] = False
+    between = np.flatnonzero(drawn & ~walked)
+    anchors["jitter"][between] = BETWEEN_JITTER
+    for dataset in np.unique(anchors["dataset"][between]):
+        rows = between[anchors["dataset"][between] == dataset]
+        anchors["mate"][rows] = rng.choice(old["frame"][old["dataset"] == dataset], size=len(rows))
+
+
+def _walks(table: FrameTable, n: int, length: int, first: int, drawn: float, seed: list[int]) -> npt.NDArray[np.void]:
+    """Walks from first frames of episodes, numbered from `first`. A walk's anchors are all drawn or all not."""
+    rng = np.random.default_rng(seed)
+    begins = np.flatnonzero(table.position == 0)
+    anchors = _blank(n * length)
+    anchors["frame"] = np.repeat(begins[rng.integers(len(begins), size=n)], length)
+    anchors["drawn"] = np.repeat(rng.permutation(n) < round(drawn * n), length)
+    anchors["walk"] = first + np.repeat(np.arange(n), length)
+    anchors["walk_step"] = np.tile(np.arange(length), n)
+    return anchors
+
+
+def _blank(n: int) -> npt.NDArray[np.void]:
+    anchors = np.zeros(n, dtype=ANCHOR)
+    anchors["walk"] = anchors["mate"] = -1
+    return anchors
+
+
+def present(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Instructions that have a frame, without duplicates, in dataset order."""
+    return tuple(dict.fromkeys(names[task] for table, names in sources for task in np.unique(table.task)))
+
+
+def _join(
+    sources: Sequence[Source], instructions: tuple[str, ...]
+) -> tuple[FrameTable, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """All datasets as one table with tasks numbered by instruction (-1: not listed), and each row's origin."""
+    number = {instruction: index for index, instruction in enumerate(instructions)}
+    tasks, episodes, first_episode = [], [], 0
+    for table, names in sources:
+        tasks.append(np.asarray([number.get(name, -1) for name in names], dtype=np.int64)[table.task])
+        episodes.append(table.episode + first_episode)
+        first_episode += int(table.episode.max(initial=-1)) + 1
+    lengths = [len(table) for table, _ in sources]
+    joined = FrameTable(
+        task=np.concatenate(tasks),
+        episode=np.concatenate(episodes),
+        position=np.concatenate([table.position for table, _ in sources]),
+        length=np.concatenate([table.length for table, _ in sources]),
+    )
+    frame = np.concatenate([np.arange(length) for length in lengths])
+    return joined, np.repeat(np.arange(len(lengths)), lengths), frame
+
 
 type AnchorSource = Literal["dataset", "cross", "both"]
 

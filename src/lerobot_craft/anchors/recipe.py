@@ -1,17 +1,19 @@
 """The configuration of a cache, and the recipe that identifies its content.
 
 Two builds with the same recipe give the same bytes, on any machine and after any number of interruptions.
+
+The defaults of the original CRaFT notes apply if a flag asks for hidden states.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.modes.registry import MULTI_LAYER, mode_named
-from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.retained import MULTI_LAYER, Retained, mode_named
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter
 
@@ -179,3 +181,31 @@ def digest(recipe: dict[str, Any]) -> str:
 def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> Sequence[str]:
     """Names of the entries that differ between two recipes."""
     return sorted(key for key in recorded.keys() | wanted.keys() if recorded.get(key) != wanted.get(key))
+
+
+_OF_HIDDEN_STATES = ("hidden_layer", "layers_to_save", "pooling", "per_token")
+_MODE = "retention_mode"
+
+
+@dataclass
+class DocumentsBuild(BuildConfig):
+    """Hidden states, on frames of the old datasets."""
+
+    num_samples: int | None = 1000
+    anchor_source: str = "dataset"
+    drawn_states: float = 0.0
+    walked_states: float = 0.0
+    retention_mode: str = "hidden"
+    num_draws: int = 1
+
+
+def asks_for_documents(flags: Sequence[str]) -> bool:
+    """Whether flags (`--x=y` or `--x y`) name a mode of the original notes, a layer or a pooling."""
+    given: dict[str, str] = {}
+    for flag, following in zip_longest(flags, flags[1:], fillvalue=""):
+        name, equals, value = flag.partition("=")
+        if name.startswith("--"):
+            given[name.removeprefix("--")] = value if equals else following
+    if _MODE in given:
+        return given[_MODE] != BuildConfig.retention_mode
+    return not given.keys().isdisjoint(_OF_HIDDEN_STATES)

@@ -9,17 +9,9 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.columns import Column, Columns, Ragged, concatenate, describe, take
-from lerobot_craft.anchors.files import (
-    HASHING_THREADS,
-    Progress,
-    checksum_path,
-    read_checksum,
-    require_file,
-    sha256_of,
-)
-from lerobot_craft.anchors.manifest import Manifest, remedy
-from lerobot_craft.anchors.shards import ShardReader, ShardRecord
+from lerobot_craft.anchors.manifest import Manifest, ShardReader, ShardRecord, remedy
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import HASHING_THREADS, Progress, checksum_path, read_checksum, require_file, sha256_of
 
 
 class AnchorStore:

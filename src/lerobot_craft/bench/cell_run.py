@@ -1,4 +1,9 @@
-"""Run a cell in this process: demonstrations, base training, fine-tuning and evaluation, or a film."""
+"""Run a cell in this process: demonstrations, base training, fine-tuning and evaluation, or a film.
+
+Base policies as weight files: training them is the largest cost, so it is done once and the files are shared.
+
+Base training always ends by rounding to half precision, so a policy from a file is bit-identical to the trained one.
+"""
 
 import contextlib
 import functools
@@ -13,14 +18,64 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.bench.base_files import keep, restore, round_weights
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save, save_file
+from torch import Tensor
+
+from lerobot_craft.bench.base_policies import make_start
+from lerobot_craft.bench.cell_files import LOG_FILE, CellResult, Recorded, begin, claimed, finish, result_of
 from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.method import as_argv
-from lerobot_craft.bench.policies import make_start
+from lerobot_craft.bench.method_definition import as_argv
 from lerobot_craft.bench.settings import first_start
-from lerobot_craft.bench.store import LOG_FILE, CellResult, Recorded, begin, claimed, finish, result_of
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import write_atomically
+
+WEIGHTS = "model.safetensors"
+_METADATA = {"format": "pt"}  # required by transformers
+
+
+def round_weights(checkpoint: Path) -> None:
+    """Round a checkpoint's weights to half precision; their dtype stays."""
+    weights = load_file(checkpoint / WEIGHTS)
+    save_file(
+        {name: _halved(value).to(value.dtype) for name, value in weights.items()}, checkpoint / WEIGHTS, _METADATA
+    )
+
+
+def keep_weights(checkpoint: Path, file: Path) -> None:
+    """Write a checkpoint's weights to a file, in half precision."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    halved = {name: _halved(value) for name, value in load_file(checkpoint / WEIGHTS).items()}
+    write_atomically(file, save(halved, _METADATA))
+
+
+def restore_weights(start: Path, file: Path, checkpoint: Path) -> None:
+    """Make a checkpoint from an untrained policy and a weight file.
+
+    Args:
+        start: The untrained policy.
+        file: From `keep_weights`.
+        checkpoint: Output directory.
+
+    Raises:
+        CraftError: The file is damaged, or does not match the policy.
+    """
+    try:
+        untrained, kept = load_file(start / WEIGHTS), load_file(file)
+    except SafetensorError as error:
+        raise CraftError(f"{file} is damaged ({error}): remove it, and the base policy is trained") from error
+    if {name: value.shape for name, value in untrained.items()} != {name: value.shape for name, value in kept.items()}:
+        raise CraftError(f"{file} holds the weights of another policy: remove it, and the base policy is trained")
+    shutil.copytree(start, checkpoint)
+    weights = {name: value.to(untrained[name].dtype) for name, value in kept.items()}
+    save_file(weights, checkpoint / WEIGHTS, _METADATA)
+
+
+def _halved(value: Tensor) -> Tensor:
+    return value.to(torch.float16) if value.is_floating_point() else value
+
 
 Train = Callable[[list[str]], int]
 
@@ -90,7 +145,7 @@ def output_to(path: Path) -> Iterator[None]:
 
 @_work.register
 def _record(cell: Demos, train: Train) -> dict[str, Any]:
-    from lerobot_craft.bench.metaworld.demonstrations import record
+    from lerobot_craft.bench.metaworld.recording import record
 
     record(cell.data, cell.recorded, cell.episodes, cell.seed, view=cell.settings.view)
     return {"recorded": _recorded(cell.data)}
@@ -108,19 +163,19 @@ def _bytes_in(directory: Path) -> int:
 
 @_work.register
 def _train_base(cell: Base, train: Train) -> dict[str, Any]:
-    from lerobot_craft.bench.drift import keep_reference
+    from lerobot_craft.bench.reference_drift import keep_reference
 
     old_data, policy = cell.demos.data, cell.policy
     start = cell.directory / "start"
     make_start(policy, start, old_data, cell.instructions, cell.seed)
     if cell.file is not None and cell.file.is_file():
-        restore(start, cell.file, cell.checkpoint)
+        restore_weights(start, cell.file, cell.checkpoint)
         found: dict[str, Any] = {}
     else:
         found = _train_from(start, cell, train)
         round_weights(cell.checkpoint)
         if cell.file is not None:
-            keep(cell.checkpoint, cell.file)
+            keep_weights(cell.checkpoint, cell.file)
     keep_reference(cell.checkpoint, old_data, len(cell.scenario.old), policy.hidden_layers, cell.reference)
     return found
 
@@ -178,8 +233,8 @@ def _remember(cell: Run) -> None:
     """Give a run's policy a memory, like `craft remember`; later stages of a sequence already have one."""
     from lerobot_craft.anchors.manifest import MEMORY_FOLDER
     from lerobot_craft.lerobot_api.datasets import open_dataset, records_success
-    from lerobot_craft.lerobot_api.policies import load_policy_config
-    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.lerobot_api.env_flags import RememberFlags
+    from lerobot_craft.lerobot_api.pretrained import load_policy_config
     from lerobot_craft.memory.change import extended
     from lerobot_craft.memory.collect import from_dataset
     from lerobot_craft.memory.format import SourceKind, write_memory
@@ -211,8 +266,8 @@ def _dataset_flags(root: Path) -> dict[str, object]:
 
 
 def _train(cell: Cell, argv: list[str], train: Train) -> dict[str, Any]:
-    from lerobot_craft.lerobot_api.in_process import forgotten_afterwards
-    from lerobot_craft.training.output.checkpoints import last_checkpoint
+    from lerobot_craft.lerobot_api.train_parts import forgotten_afterwards
+    from lerobot_craft.training.checkpoints import last_checkpoint
 
     command = shlex.join(["craft", "train", *argv])
     sys.stdout.write(f"{command}\n")
@@ -227,7 +282,7 @@ def _train(cell: Cell, argv: list[str], train: Train) -> dict[str, Any]:
 @contextlib.contextmanager
 def _home(directory: Path) -> Iterator[None]:
     """Keep anchors that no flag has a place for in the cell's directory instead of the user's home."""
-    from lerobot_craft.training.anchoring.source import HOME_VARIABLE
+    from lerobot_craft.training.anchor_source import HOME_VARIABLE
 
     before = os.environ.get(HOME_VARIABLE)
     os.environ[HOME_VARIABLE] = str(directory)
@@ -241,7 +296,7 @@ def _home(directory: Path) -> Iterator[None]:
 
 def _measured(output_dir: Path) -> dict[str, Any]:
     """From the run's own records: step time, and final multiplier and budget."""
-    from lerobot_craft.training.records.journal import HISTORY_FILE, read_history, read_metrics
+    from lerobot_craft.training.journal import HISTORY_FILE, read_history, read_metrics
 
     windows = [line["update_s"] + line["dataloading_s"] for line in read_metrics(output_dir) if "update_s" in line]
     # The first window includes one-time costs such as torch's warm-up.
@@ -254,8 +309,8 @@ def _measured(output_dir: Path) -> dict[str, Any]:
 
 def _player(cell: Cell, checkpoint: Path) -> Any:
     import lerobot_craft.tiny  # noqa: F401  # registers the small policies, in case this process trained none
+    from lerobot_craft.anchors.teacher import check_weights
     from lerobot_craft.lerobot_api.rollouts import load_player
-    from lerobot_craft.teacher.weights import check_weights
 
     player = load_player(checkpoint, cell.settings.env(cell.tasks[0]))
     if not hasattr(player.policy, "peft_config"):
@@ -265,7 +320,7 @@ def _player(cell: Cell, checkpoint: Path) -> Any:
 
 def _evaluate(cell: Trial | Run, of: Base | Run, *, blindfold: bool = False) -> dict[str, Any]:
     """Success on all tasks; for a run also the drift from its base."""
-    from lerobot_craft.bench.drift import measure_drift
+    from lerobot_craft.bench.reference_drift import measure_drift
     from lerobot_craft.evaluation.evaluate import success
 
     env_of = functools.partial(cell.settings.env, blindfold=blindfold)

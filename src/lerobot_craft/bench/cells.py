@@ -5,8 +5,9 @@ rolls it out before fine-tuning, and `Rollouts` records its own episodes. `Run` 
 sequence each task is a run that starts from the previous one. `Film` draws a policy's rollouts.
 
 A cell is identified by the digest of its inputs and of the cells it needs; the code is not included. A result is valid
-for the version of this package that made it (bench/store.py). Demonstrations and base policies, which take most of the
-time, are valid until `REVISION` is raised. Code changes within a version are not detected: remove the affected cells.
+for the version of this package that made it (bench/cell_files.py). Demonstrations and base policies, which take most of
+the time, are valid until `REVISION` is raised. Code changes within a version are not detected: remove the affected
+cells.
 """
 
 import hashlib
@@ -17,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from lerobot_craft.bench.base_policies import BenchPolicy
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.method import FRAMES_OF_ROLLOUTS, Known, Method
-from lerobot_craft.bench.policies import BenchPolicy
+from lerobot_craft.bench.method_definition import FRAMES_OF_ROLLOUTS, Known, Method
 from lerobot_craft.bench.scenarios import Scenario
 from lerobot_craft.bench.settings import NEW_SEED, OLD_SEED, ROLLOUT_SEED, BenchSettings, first_start
 
@@ -182,7 +183,7 @@ class Base(Cell):
 
     @property
     def reference(self) -> Path:
-        """The reference for drift: see bench/drift.py."""
+        """The reference for drift: see bench/reference_drift.py."""
         return self.directory / "reference"
 
 

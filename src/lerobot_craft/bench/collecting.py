@@ -5,9 +5,9 @@ from statistics import fmean
 
 from lerobot_craft.bench import cells
 from lerobot_craft.bench.board import same_scene
-from lerobot_craft.bench.plan import trial_of
+from lerobot_craft.bench.cell_files import CellResult
+from lerobot_craft.bench.cell_plan import trial_of
 from lerobot_craft.bench.settings import BenchSettings
-from lerobot_craft.bench.store import CellResult
 from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage, Tier
 
 _PLAIN = "naive"

@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from lerobot_craft.anchors.files import write_atomically
+from lerobot_craft.bench.cell_plan import plan_films, plan_runs
 from lerobot_craft.bench.cells import Base, Film
 from lerobot_craft.bench.metaworld.simulation import UInt8Array
 from lerobot_craft.bench.metaworld.tasks import find_task
-from lerobot_craft.bench.plan import plan_films, plan_runs
 from lerobot_craft.bench.settings import BenchSettings, first_start
 from lerobot_craft.evaluation.evaluate import side_by_side
 from lerobot_craft.evaluation.results import Filmstrip
-from lerobot_craft.lerobot_api.rollouts import Player, load_player
-from lerobot_craft.lerobot_api.watching import watch
+from lerobot_craft.io.files import write_atomically
+from lerobot_craft.lerobot_api.rollouts import Player, load_player, watch
 
 _FRAMES = 7
 _SIDE = 140  # pixels of one frame

@@ -1,24 +1,86 @@
-"""Run all cells: in this process, or in workers that import lerobot once and keep their simulations."""
+"""Run all cells: in this process, or in workers that import lerobot once and keep their simulations.
+
+Which cell is next: each after those it needs, none twice; a failure stops only those that need it.
+"""
 
 import multiprocessing
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
+from lerobot_craft.bench.cell_files import CellBusyError, CellResult, outdated, result_of
+from lerobot_craft.bench.cell_plan import plan_cells
 from lerobot_craft.bench.cell_run import Train, ensure, output_to
 from lerobot_craft.bench.cells import Cell
-from lerobot_craft.bench.plan import plan_cells
-from lerobot_craft.bench.queue import CellQueue
 from lerobot_craft.bench.settings import BenchSettings
-from lerobot_craft.bench.store import CellBusyError, CellResult, outdated, result_of
 from lerobot_craft.errors import CraftError
+
+_ASK_AGAIN_S = 5.0  # for a cell that another process is running
+
+
+class CellQueue:
+    """The cells of a bench that are neither finished nor given up.
+
+    Args:
+        cells: Each after those it needs.
+        finished: Digests of finished cells.
+        clock: Time in seconds, for retries.
+    """
+
+    def __init__(
+        self, cells: Sequence[Cell], finished: Iterable[str] = (), clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._finished = set(finished)
+        self._waiting = [cell for cell in cells if cell.digest not in self._finished]
+        self._not_before: dict[str, float] = {}
+        self._at_work: dict[str, Cell] = {}
+        self._clock = clock
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no cell is waiting or running."""
+        return not self._waiting and not self._at_work
+
+    @property
+    def remaining(self) -> int:
+        """Number of cells that wait or run."""
+        return len(self._waiting) + len(self._at_work)
+
+    def take(self) -> Cell | None:
+        """The first cell that can run now; None if all must wait."""
+        for cell in self._waiting:
+            ready = all(needed.digest in self._finished for needed in cell.needs)
+            if ready and self._clock() >= self._not_before.get(cell.digest, 0.0):
+                self._waiting.remove(cell)
+                self._at_work[cell.digest] = cell
+                return cell
+        return None
+
+    def finish(self, cell: Cell) -> None:
+        """Mark a cell as finished, so that others can use it."""
+        del self._at_work[cell.digest]
+        self._finished.add(cell.digest)
+
+    def put_back(self, cell: Cell) -> None:
+        """Another process is running the cell: retry later."""
+        self._not_before[cell.digest] = self._clock() + _ASK_AGAIN_S
+        self._waiting.append(self._at_work.pop(cell.digest))
+
+    def fail(self, cell: Cell) -> list[Cell]:
+        """Give up a cell; returns the cells that need it, which are also given up."""
+        del self._at_work[cell.digest]
+        lost = [other for other in self._waiting if any(needed.digest == cell.digest for needed in other.chain())]
+        for other in lost:
+            self._waiting.remove(other)
+        return lost
+
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _TICK_S = 0.5
@@ -208,12 +270,12 @@ def _work(connection: Connection, settings: BenchSettings, train: Train) -> None
 
 def _import_ahead(settings: BenchSettings) -> None:
     """Import what cells need while others run: this takes ten seconds and more."""
-    from lerobot_craft.lerobot_api.policies import import_policy
+    from lerobot_craft.lerobot_api.pretrained import import_policy
 
     # The cell that needs a missing package reports it.
     with output_to(Path(os.devnull)), suppress(ImportError, ValueError):
-        import lerobot_craft.bench.drift
         import lerobot_craft.bench.metaworld.configuration
+        import lerobot_craft.bench.reference_drift
         import lerobot_craft.training.run  # noqa: F401
 
         for policy in settings.policies:

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lerobot_craft.bench.base_policies import CHUNK
 from lerobot_craft.bench.metaworld.tasks import View
-from lerobot_craft.bench.method import Method
-from lerobot_craft.bench.policies import CHUNK
+from lerobot_craft.bench.method_definition import Method
 
 # Seeds of demonstrations (combined with the task), first start states of evaluation and of a policy's own rollouts.
 OLD_SEED, NEW_SEED, EVALUATION_SEED, ROLLOUT_SEED = 0, 1, 500_000, 800_000

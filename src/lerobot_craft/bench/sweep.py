@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from lerobot_craft.anchors.files import read_bytes, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.bench.board import scores
+from lerobot_craft.bench.cell_files import CellResult
 from lerobot_craft.bench.cells import Run
-from lerobot_craft.bench.methods import METHODS
+from lerobot_craft.bench.compared_methods import METHODS
 from lerobot_craft.bench.scenarios import find_scenario
 from lerobot_craft.bench.settings import BenchSettings
-from lerobot_craft.bench.store import CellResult
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import read_bytes, write_atomically
+from lerobot_craft.io.strict_json import StrictJSONError, decode, parse_object, to_json
 
 SWEEP_FILE = "sweep.json"
 

@@ -148,7 +148,7 @@ def _settings(options: argparse.Namespace) -> "BenchSettings":
 
 
 def _list_cells(settings: "BenchSettings", argv: Sequence[str]) -> int:
-    from lerobot_craft.bench.plan import plan_cells
+    from lerobot_craft.bench.cell_plan import plan_cells
 
     same = [argument for argument in argv if argument.replace("_", "-") != _LIST]
     for number, cell in enumerate(plan_cells(settings)):
@@ -159,10 +159,10 @@ def _list_cells(settings: "BenchSettings", argv: Sequence[str]) -> int:
 
 def _run_one(settings: "BenchSettings", number: int) -> int:
     from lerobot_craft.bench.board import outcome
+    from lerobot_craft.bench.cell_files import outdated
+    from lerobot_craft.bench.cell_plan import plan_cells
     from lerobot_craft.bench.cell_run import ensure
-    from lerobot_craft.bench.plan import plan_cells
     from lerobot_craft.bench.schedule import one_thread_each
-    from lerobot_craft.bench.store import outdated
     from lerobot_craft.cli import train
 
     cells = plan_cells(settings)
@@ -179,9 +179,9 @@ def _run_one(settings: "BenchSettings", number: int) -> int:
 
 def _run_all(settings: "BenchSettings", jobs: int, command: str) -> int:
     from lerobot_craft.bench.board import Board
+    from lerobot_craft.bench.cell_plan import plan_cells, plan_runs
     from lerobot_craft.bench.collecting import collect_runs
     from lerobot_craft.bench.filmstrip import filmstrips
-    from lerobot_craft.bench.plan import plan_cells, plan_runs
     from lerobot_craft.bench.schedule import run_cells
     from lerobot_craft.bench.sweep import SWEEP_FILE, choose, sweep_lines, write_sweep
     from lerobot_craft.cli import train

@@ -13,7 +13,7 @@ from lerobot_craft.cli.flags import PolicyFlags, parse_flags, take_policy_flags
 from lerobot_craft.errors import CraftError
 
 if TYPE_CHECKING:
-    from lerobot_craft.teacher.load import Teacher
+    from lerobot_craft.anchors.teacher import Teacher
 
 _USAGE = """usage: craft cache build --policy.path=DIR --dataset.repo_id=NAME --output_dir=DIR [...]
        craft cache info DIR
@@ -47,16 +47,13 @@ def run(argv: list[str]) -> int:
 
 def _build(argv: Sequence[str]) -> int:
     policy, rest = _with_plugins(argv)
-    from lerobot_craft.anchors.documents import DocumentsBuild, asks_for_documents
-    from lerobot_craft.anchors.recipe import BuildConfig
+    from lerobot_craft.anchors.recipe import BuildConfig, DocumentsBuild, asks_for_documents
 
     settings = DocumentsBuild if asks_for_documents(rest) else BuildConfig
     config = parse_flags(settings, rest, program="craft cache build")
-    from lerobot_craft.anchors.build import build_cache, is_finished, share
-    from lerobot_craft.anchors.prepare import prepare
-    from lerobot_craft.anchors.ranks import Ranks
+    from lerobot_craft.anchors.build import Ranks, build_cache, is_finished, prepare, share
     from lerobot_craft.anchors.store import AnchorStore
-    from lerobot_craft.anchors.summary import summary
+    from lerobot_craft.anchors.verify import cache_summary
 
     teacher = _load_teacher(policy)
     ranks = Ranks.joined(cpu=teacher.config.device == "cpu")
@@ -68,7 +65,7 @@ def _build(argv: Sequence[str]) -> int:
         with tqdm(total=share(job, ranks), desc="anchors", unit="anchor", disable=not ranks.is_main) as bar:
             build_cache(job, config.output_dir, ranks=ranks, num_workers=config.num_workers, progress=bar.update)
     if ranks.is_main:
-        print(summary(AnchorStore.open(config.output_dir, verify=False)))
+        print(cache_summary(AnchorStore.open(config.output_dir, verify=False)))
     return 0
 
 
@@ -78,9 +75,9 @@ def _info(argv: Sequence[str]) -> int:
     _, rest = _with_plugins(argv)
     options = parser.parse_args(rest)
     from lerobot_craft.anchors.store import AnchorStore
-    from lerobot_craft.anchors.summary import summary
+    from lerobot_craft.anchors.verify import cache_summary
 
-    print(summary(AnchorStore.open(options.directory, verify=False)))
+    print(cache_summary(AnchorStore.open(options.directory, verify=False)))
     return 0
 
 
@@ -113,7 +110,7 @@ def _with_plugins(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
     """The policy's flags and the others, after importing the packages that they name."""
     policy, rest = take_policy_flags(argv)
     if policy.plugins:
-        from lerobot_craft.lerobot_api.policies import load_plugin
+        from lerobot_craft.lerobot_api.pretrained import load_plugin
 
         for plugin in policy.plugins:
             load_plugin(plugin)
@@ -124,7 +121,7 @@ def _load_teacher(policy: PolicyFlags) -> "Teacher":
     if not policy.path:
         raise CraftError("give the teacher's checkpoint directory as --policy.path=DIR")
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
-    from lerobot_craft.teacher.load import load_teacher
+    from lerobot_craft.anchors.teacher import load_teacher
 
     print(f"loading the teacher from {policy.path}", file=sys.stderr)
     return load_teacher(policy.path, policy.overrides)

@@ -33,9 +33,9 @@ def run(argv: list[str]) -> int:
 
 
 def _run(output_dir: Path, jobs: int, quick: bool, command: str) -> int:
-    from lerobot_craft.bench.demo import check_machine, demo_settings, run_demo
-    from lerobot_craft.bench.narration import Narrator
-    from lerobot_craft.bench.plan import plan_cells
+    from lerobot_craft.bench.board import Narrator
+    from lerobot_craft.bench.cell_plan import plan_cells
+    from lerobot_craft.bench.demo_run import check_machine, demo_settings, run_demo
     from lerobot_craft.cli import train
     from lerobot_craft.evaluation.results import write_results
 
@@ -56,8 +56,7 @@ def _run(output_dir: Path, jobs: int, quick: bool, command: str) -> int:
 
 def _show(results: Path, page: Path) -> None:
     """Print the table and write the page, both from the results file."""
-    from lerobot_craft.bench.demo_table import task_table
-    from lerobot_craft.bench.own_policy import own_policy_commands
+    from lerobot_craft.bench.demo_run import own_policy_commands, task_table
     from lerobot_craft.evaluation.results import read_results
     from lerobot_craft.report.page import write_report
 

@@ -16,7 +16,7 @@ from lerobot_craft.lerobot_api import policy_in
 if TYPE_CHECKING:
     from lerobot_craft.evaluation.evaluate import Candidate
     from lerobot_craft.evaluation.matrix import Evaluation
-    from lerobot_craft.lerobot_api.eval_flags import EvalFlags
+    from lerobot_craft.lerobot_api.env_flags import EvalFlags
 
 _USAGE = """usage: craft eval [NAME=]CHECKPOINT ... --env.type=TYPE --env.task=A,B [flags]
 
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
     plugins = [flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS)]
     register_plugins([*policy.plugins, *plugins])
-    from lerobot_craft.lerobot_api.eval_flags import EvalFlags
+    from lerobot_craft.lerobot_api.env_flags import EvalFlags
 
     if not {"-h", "--help"}.isdisjoint(rest):
         print(_USAGE, flush=True)
@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
 def register_plugins(plugins: Sequence[str]) -> None:
     """Register our policies and environment, and those of the packages named on the command line."""
     import lerobot_craft.tiny  # noqa: F401
-    from lerobot_craft.lerobot_api.policies import load_plugin
+    from lerobot_craft.lerobot_api.pretrained import load_plugin
 
     if importlib.util.find_spec("metaworld") is not None:
         importlib.import_module("lerobot_craft.bench.metaworld.configuration")
@@ -89,7 +89,7 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
 
 def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
     """Model cards that `craft train` wrote, by checkpoint name; if there are none, an error before the rollouts."""
-    from lerobot_craft.training.output.card_sections import CARD_FILE, teacher_of
+    from lerobot_craft.training.card_sections import CARD_FILE, teacher_of
 
     places = {
         candidate.name: [candidate.checkpoint / CARD_FILE, candidate.checkpoint / "pretrained_model" / CARD_FILE]
@@ -106,7 +106,7 @@ def _cards(candidates: "Sequence[Candidate]") -> dict[str, Path]:
 
 def _fill_in(cards: dict[str, Path], evaluation: "Evaluation") -> None:
     from lerobot_craft.evaluation.matrix import before_and_after
-    from lerobot_craft.training.output.card_sections import fill_in, teacher_of
+    from lerobot_craft.training.card_sections import fill_in, teacher_of
 
     for name, card in cards.items():
         fill_in(card, before_and_after(evaluation, evaluation.row(name), teacher_of(card) or ""))
@@ -119,7 +119,7 @@ def _evaluate(
     from lerobot_craft.evaluation.evaluate import evaluate, side_by_side
     from lerobot_craft.evaluation.matrix import SCHEMA, Evaluation, rate_of
     from lerobot_craft.evaluation.table import format_estimate
-    from lerobot_craft.lerobot_api.eval_flags import env_as_json
+    from lerobot_craft.lerobot_api.env_flags import env_as_json
 
     learned = [task.strip() for task in settings.learned.split(",") if task.strip()]
     if learned and len(learned) != len(candidates) - 1:

@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     from lerobot_craft.evaluation.acting import ListenFlags
     from lerobot_craft.evaluation.listening import LISTENING_FILE, listening_table, write_listening
     from lerobot_craft.evaluation.results import write_text
-    from lerobot_craft.lerobot_api.policies import load_plugin
+    from lerobot_craft.lerobot_api.pretrained import load_plugin
     from lerobot_craft.report.page import render_listening
 
     for package in policy.plugins:
@@ -64,10 +64,10 @@ def run(argv: list[str]) -> int:
 def _listen(flags: "ListenFlags", before: Path, after: Path, overrides: Sequence[str], command: str) -> "Listening":
     from tqdm import tqdm
 
+    from lerobot_craft.anchors.teacher import load_teacher
     from lerobot_craft.evaluation.acting import PASSES, listen, take_frames
     from lerobot_craft.evaluation.listening import SCHEMA, Listening
     from lerobot_craft.lerobot_api.datasets import instructions, open_dataset
-    from lerobot_craft.teacher.load import load_teacher
 
     addresses = flags.dataset.addresses("dataset")
     if len(addresses) != 1:
@@ -104,7 +104,7 @@ def _others(given: str | None, before: Path, after: Path) -> list[str]:
     """Instructions besides the dataset's: as given, or what the run was told to keep and what the policies remember."""
     from lerobot_craft.anchors.plan import parse_old_instructions
     from lerobot_craft.memory.format import memory_in, read_memory
-    from lerobot_craft.training.settings import saved_old_instructions
+    from lerobot_craft.training.run_settings import saved_old_instructions
 
     if given is not None:
         return parse_old_instructions(given)

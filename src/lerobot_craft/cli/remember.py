@@ -10,7 +10,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
-    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.lerobot_api.env_flags import RememberFlags
     from lerobot_craft.memory.format import Memory
 
 _USAGE = """usage: craft remember CHECKPOINT --dataset.repo_id=NAME [flags]
@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
     places = [argument for argument in argv if not argument.startswith("-")]
     policy, rest = take_policy_flags([argument for argument in argv if argument.startswith("-")])
     register_plugins([*policy.plugins, *(flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS))])
-    from lerobot_craft.lerobot_api.remember_flags import RememberFlags
+    from lerobot_craft.lerobot_api.env_flags import RememberFlags
 
     if not {"-h", "--help"}.isdisjoint(rest):
         print(_USAGE, flush=True)
@@ -156,7 +156,7 @@ def _remember(checkpoint: Path, settings: "RememberFlags", overrides: Sequence[s
 
 
 def _update_card(checkpoint: Path, lines: Sequence[str]) -> None:
-    from lerobot_craft.training.output.card_sections import CARD_FILE, list_memory
+    from lerobot_craft.training.card_sections import CARD_FILE, list_memory
 
     card = checkpoint / CARD_FILE
     if list_memory(card, lines):
@@ -203,7 +203,7 @@ def _of_rollouts(checkpoint: Path, settings: "RememberFlags", overrides: Sequenc
     from dataclasses import replace
 
     from lerobot_craft.lerobot_api.rollouts import load_player, ready
-    from lerobot_craft.memory.rollouts import from_rollouts
+    from lerobot_craft.memory.collect import from_rollouts
 
     env: Any = settings.env
     player = load_player(checkpoint, env, overrides or ("--device=cpu",), settings.rename_map)
@@ -230,7 +230,7 @@ def _of_rollouts(checkpoint: Path, settings: "RememberFlags", overrides: Sequenc
 
 
 def _config(checkpoint: Path, overrides: Sequence[str]) -> Any:
-    from lerobot_craft.lerobot_api.policies import load_policy_config
+    from lerobot_craft.lerobot_api.pretrained import load_policy_config
 
     return load_policy_config(checkpoint, overrides or ("--device=cpu",))
 

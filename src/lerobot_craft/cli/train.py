@@ -5,9 +5,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from lerobot_craft.cli.flags import parse_flags
-from lerobot_craft.cli.recipe_file import with_recipe
-from lerobot_craft.cli.train_flags import check_names, help_text
+from lerobot_craft.cli.flags import check_names, help_text, parse_flags, with_recipe
 from lerobot_craft.errors import CraftError
 
 _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
@@ -51,9 +49,9 @@ def run(argv: list[str]) -> int:
     if estimate_flags is not None:
         return _estimate(estimate_flags, craft_flags, rest)
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
-    from lerobot_craft.training.documents import config_class
+    from lerobot_craft.training.config import config_class
     from lerobot_craft.training.run import train
-    from lerobot_craft.training.settings import read_settings
+    from lerobot_craft.training.run_settings import read_settings
 
     settings = config_class(craft_flags)
     cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
@@ -65,11 +63,9 @@ def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: S
     """Print the memory that the run would need, and return 0."""
     os.environ["HF_HUB_OFFLINE"] = "1"  # before any Hub import: an estimate downloads nothing
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
-    from lerobot_craft.training.documents import config_class
-    from lerobot_craft.training.estimate.estimator import estimate
-    from lerobot_craft.training.estimate.parts import EstimateConfig
-    from lerobot_craft.training.estimate.table import as_json, as_text
-    from lerobot_craft.training.settings import flag_value, read_settings, without_flag
+    from lerobot_craft.training.config import config_class
+    from lerobot_craft.training.estimate import EstimateConfig, as_json, as_text, estimate
+    from lerobot_craft.training.run_settings import flag_value, read_settings, without_flag
 
     options = parse_flags(EstimateConfig, estimate_flags, "craft train", prefix=_ESTIMATE)
     settings = config_class(craft_flags)
@@ -126,7 +122,7 @@ def _help(rest: Sequence[str]) -> int:
     print(help_text(), flush=True)
     chosen = [argument for argument in rest if argument.partition("=")[0].endswith((".type", "discover_packages_path"))]
     if chosen:  # only lerobot knows their flags, and it is slow to import
-        from lerobot_craft.lerobot_api.train_flags import print_train_help
+        from lerobot_craft.lerobot_api.train_config import print_train_help
 
         print("\nflags of lerobot-train, with those of the types that were chosen:\n", flush=True)
         print_train_help([argument for argument in rest if argument not in ("-h", "--help")])

@@ -9,7 +9,24 @@ from collections.abc import Generator, Iterator
 from functools import partial
 
 from lerobot_craft import __version__
-from lerobot_craft.doctor.check import Check, Status, Surroundings, as_json, as_lines, is_ready, verdict, wants_colour
+from lerobot_craft.doctor.check import (
+    EXTRAS,
+    Check,
+    Status,
+    Surroundings,
+    as_json,
+    as_lines,
+    check_craft,
+    check_extra,
+    check_lerobot,
+    check_python,
+    check_requirements,
+    installed_version,
+    is_ready,
+    needs,
+    verdict,
+    wants_colour,
+)
 from lerobot_craft.doctor.machine import (
     check_devices,
     check_disks,
@@ -27,16 +44,6 @@ from lerobot_craft.doctor.machine import (
     usable_cores,
 )
 from lerobot_craft.doctor.probe import Probe, one_line
-from lerobot_craft.doctor.software import (
-    EXTRAS,
-    check_craft,
-    check_extra,
-    check_lerobot,
-    check_python,
-    check_requirements,
-    installed_version,
-    needs,
-)
 from lerobot_craft.lerobot_api import supported_version
 
 __all__ = [

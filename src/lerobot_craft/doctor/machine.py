@@ -9,9 +9,8 @@ from itertools import starmap
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.doctor.check import Check, Status, Surroundings
+from lerobot_craft.doctor.check import INSTALL, Check, Status, Surroundings, install_extra, installing
 from lerobot_craft.doctor.probe import Probe, one_line
-from lerobot_craft.doctor.software import INSTALL, install_extra, installing
 
 _GIB = 2**30
 _GB = 10**9

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lerobot_craft.anchors.cross import spread_of
-from lerobot_craft.anchors.frames import choose_frames
+from lerobot_craft.anchors.observations import spread_of
+from lerobot_craft.anchors.plan import choose_frames
 from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.anchors.teacher_walk import ACTION
+from lerobot_craft.anchors.teacher import Teacher, executed_chunk, normalizer_stats
+from lerobot_craft.anchors.walks import ACTION
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.intervals import FloatArray
 from lerobot_craft.evaluation.listening import compare
@@ -21,8 +22,6 @@ from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import adapter_for, mode
-from lerobot_craft.teacher.load import Teacher, executed_chunk
-from lerobot_craft.teacher.processors import normalizer_stats
 
 PASSES = 3  # over all frames and instructions: before, before with other noise, after
 _NOISE, _OTHER_NOISE = 0, 1

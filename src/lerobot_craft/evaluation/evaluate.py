@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.files import plain_errors
+from lerobot_craft.anchors.teacher import check_weights, fingerprint, identity
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.matrix import EVALUATION_FILE, Evaluation, Row, read_evaluation, write_evaluation
+from lerobot_craft.io.files import plain_errors
 from lerobot_craft.lerobot_api.rollouts import Player, load_player, play, ready
-from lerobot_craft.teacher.fingerprint import fingerprint, identity
-from lerobot_craft.teacher.weights import check_weights
 
 _SIDE_BY_SIDE = 25  # environments; more take memory and are hardly faster
 

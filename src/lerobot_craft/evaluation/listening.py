@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.intervals import CONFIDENCE, FloatArray
 from lerobot_craft.evaluation.results import Estimate, read_versioned
+from lerobot_craft.io.files import write_atomically
+from lerobot_craft.io.strict_json import StrictJSONError, to_json
 
 SCHEMA = 1
 LISTENING_FILE = "listening.json"

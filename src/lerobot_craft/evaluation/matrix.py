@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.files import read_bytes, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.continual import Score, SuccessMatrix, auc, fwt, nbt
 from lerobot_craft.evaluation.intervals import CONFIDENCE, wilson
 from lerobot_craft.evaluation.results import Estimate, read_versioned
 from lerobot_craft.evaluation.table import cell, format_estimate, number
+from lerobot_craft.io.files import read_bytes, write_atomically
+from lerobot_craft.io.strict_json import StrictJSONError, decode, parse_object, to_json
 
 SCHEMA = 2
 _WITHOUT_RENAMING = 1  # the schema before --rename_map; still read, because rollouts are expensive

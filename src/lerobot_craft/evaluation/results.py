@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from lerobot_craft.anchors.files import read_bytes, write_atomically
-from lerobot_craft.anchors.strict_json import StrictJSONError, decode, parse_object, to_json
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import read_bytes, write_atomically
+from lerobot_craft.io.strict_json import StrictJSONError, decode, parse_object, to_json
 
 SCHEMA = 2
 

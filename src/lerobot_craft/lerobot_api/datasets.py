@@ -1,4 +1,4 @@
-"""The dataset side of lerobot: opening and listing.
+"""The dataset side of lerobot: opening and listing, and frames that are stored elsewhere but read like a dataset's.
 
 lerobot is not imported at the top, because that takes ten seconds and more.
 """
@@ -6,22 +6,83 @@ lerobot is not imported at the top, because that takes ten seconds and more.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import quiet_video
-from lerobot_craft.lerobot_api.stored_frames import FrameTable, StoredFrames, StoredMeta
 
 if TYPE_CHECKING:
     from lerobot.configs.policies import PreTrainedConfig
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+
+@dataclass(frozen=True)
+class FrameTable:
+    """Task, episode and position of every frame in an opened dataset: row i is the frame `dataset[i]`."""
+
+    task: npt.NDArray[np.int64]  # index into the dataset's instructions
+    episode: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]  # frames since the episode started
+    length: npt.NDArray[np.int64]  # length of the frame's episode
+
+    def __len__(self) -> int:
+        return len(self.task)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> "FrameTable":
+        """Only these rows, in this order."""
+        return FrameTable(self.task[rows], self.episode[rows], self.position[rows], self.length[rows])
+
+
+@dataclass(frozen=True)
+class StoredMeta:
+    """The part of a dataset's metadata that readers of frames use.
+
+    Attributes:
+        repo_id: A name for messages.
+        features: As in lerobot's `info.json`: dtype and shape of each; images are [height, width, channels].
+        instructions: A frame's task index refers to this list.
+        camera_keys: Features that are color images.
+    """
+
+    repo_id: str
+    features: Mapping[str, Mapping[str, Any]]
+    instructions: Sequence[str]
+    camera_keys: Sequence[str]
+    depth_keys: Sequence[str] = ()
+    video_keys: Sequence[str] = ()
+    has_language_columns: bool = field(default=False, init=False)
+
+
+class StoredFrames(Dataset[dict[str, Any]]):
+    """Single frames that include their history and action chunk; images are uint8.
+
+    A subclass has `meta` and `table`; row i of the table is the frame `self[i]`.
+    """
+
+    meta: StoredMeta
+    table: FrameTable
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """One frame for lerobot's DataLoader: tensors, and `task`."""
+        raise NotImplementedError
+
+    def numbers(self, name: str) -> Tensor:
+        """A feature [N, ...] at each frame's own time, without history."""
+        raise NotImplementedError
+
 
 type RawBatch = dict[str, Any]  # tensors [B, ...] and lists of B strings, as from lerobot's DataLoader
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.input_shapes import input_shapes, token_shapes
-from lerobot_craft.lerobot_api.policies import WRONG_SETTING, PolicyConfig, in_short
+from lerobot_craft.lerobot_api.features import input_shapes, token_shapes
+from lerobot_craft.lerobot_api.pretrained import WRONG_SETTING, PolicyConfig, in_short
 
 _PREPROCESSOR_FILE = "policy_preprocessor.json"
 _POSTPROCESSOR_FILE = "policy_postprocessor.json"

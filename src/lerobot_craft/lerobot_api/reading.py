@@ -13,10 +13,8 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, default_collate
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.datasets import RawBatch
-from lerobot_craft.lerobot_api.preload_columns import read_columns
-from lerobot_craft.lerobot_api.samples import Samples
-from lerobot_craft.lerobot_api.stored_frames import StoredFrames
+from lerobot_craft.lerobot_api.datasets import RawBatch, StoredFrames
+from lerobot_craft.lerobot_api.preload import Samples, read_columns
 
 if TYPE_CHECKING:
     from lerobot.datasets.lerobot_dataset import LeRobotDataset

@@ -1,7 +1,7 @@
-"""Rollouts with lerobot's own evaluation, in this process: policy, environment, success per episode."""
+"""Rollouts with lerobot's own evaluation, in this process: policy, environment, success per episode, pictures."""
 
 import importlib.metadata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.policies import PolicyConfig, load_policy_config, plain_making, quiet_loading
+from lerobot_craft.lerobot_api.pretrained import PolicyConfig, load_policy_config, plain_making, quiet_loading
 from lerobot_craft.lerobot_api.processors import Processor, load_processors
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
 
@@ -251,3 +251,24 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.no_grad(), undisturbed_rng():
         set_seed(seed)
         yield
+
+
+def watch(player: Player, env: Any, *, episodes: int, seed: int, look: Callable[[Any], None]) -> list[int | None]:
+    """Play episodes with a callback; returns each episode's steps to success, or None without success.
+
+    The episodes equal those of `rollouts.play` with the same seed if it plays as many in parallel.
+
+    Args:
+        player: The policy.
+        env: Config of an environment with one task.
+        episodes: All played in parallel; episode i starts from the state of `seed + i`.
+        seed: Seed of the first start state, and of the policy's noise.
+        look: Called with the vector of environments at the start and after each step; finished ones do not change.
+    """
+    from lerobot.scripts.lerobot_eval import rollout
+
+    with ready(player, env, episodes) as stages, seeded(seed):
+        (stage,) = stages.values()
+        played = rollout(**stage.parts, seeds=list(range(seed, seed + episodes)), render_callback=look)
+    reached = played["success"].bool()  # [episodes, steps]
+    return [int(steps.int().argmax()) + 1 if bool(steps.any()) else None for steps in reached]

@@ -12,9 +12,9 @@ from lerobot_craft.anchors.columns import Columns, concatenate, take
 from lerobot_craft.anchors.manifest import InputFeature
 from lerobot_craft.anchors.plan import plain
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api.stored_frames import FrameTable
+from lerobot_craft.lerobot_api.datasets import FrameTable
+from lerobot_craft.memory.collect import choose_in_task, episodes_of
 from lerobot_craft.memory.format import ACTION, Memory, Source, picture_shape
-from lerobot_craft.memory.kept_out import choose_in_task, episodes_of
 
 FRAMES_PER_TASK = 100
 MAX_BYTES = 64 * 2**20

@@ -11,10 +11,10 @@ from lerobot_craft.anchors.build import OpenDataset
 from lerobot_craft.anchors.columns import Ragged
 from lerobot_craft.anchors.images import decode_image
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.datasets import FrameTable, StoredFrames, StoredMeta
 from lerobot_craft.lerobot_api.features import require_features
-from lerobot_craft.lerobot_api.stored_frames import FrameTable, StoredFrames, StoredMeta
+from lerobot_craft.memory.collect import episodes_of
 from lerobot_craft.memory.format import ACTION, IS_PAD, Memory, input_column
-from lerobot_craft.memory.kept_out import episodes_of
 from lerobot_craft.policies import adapter_for
 
 NAME = "craft_memory"

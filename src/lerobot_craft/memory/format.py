@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lerobot_craft.anchors.build import INPUT
 from lerobot_craft.anchors.columns import Column, Columns, Ragged, describe, rows_without_number, take
-from lerobot_craft.anchors.files import Progress, plain_errors, temporary_path
 from lerobot_craft.anchors.loader import require_sound
 from lerobot_craft.anchors.manifest import (
     MEMORY_FOLDER,
@@ -20,11 +19,11 @@ from lerobot_craft.anchors.manifest import (
     Manifest,
     remedy,
     source_notes,
+    write_shard,
 )
-from lerobot_craft.anchors.shards import write_shard
 from lerobot_craft.anchors.store import AnchorStore
-from lerobot_craft.anchors.whole_directory import replaced
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import Progress, plain_errors, replaced_directory, temporary_path
 
 type SourceKind = Literal["demonstrations", "rollouts", "training"]
 
@@ -190,7 +189,7 @@ def read_memory(directory: Path, verify: bool = True, progress: Progress | None 
 
 def write_memory(memory: Memory, directory: Path) -> None:
     """Write a memory into its folder. After a kill, the previous memory or this one is there."""
-    with plain_errors(directory), replaced(directory) as temporary:
+    with plain_errors(directory), replaced_directory(directory) as temporary:
         shard = write_shard(temporary, 0, memory.columns)
         dataset, frame = memory.dense("dataset"), memory.dense("frame")
         Manifest(

@@ -4,21 +4,26 @@
     layers = adapter.resolve(policy, "-2")
     tokens = adapter.hidden(policy, batch, layers)[layers[0]]  # [B, T, D], mask, spans
 
-One file per policy. `adapter.py` is the contract, `registry.py` finds the adapter; see docs/adding-a-policy.md.
+One file per policy. `adapter.py` is the contract and finds adapters; see docs/adding-a-policy.md.
 """
 
 from lerobot_craft.policies.adapter import (
+    ENTRY_POINT_GROUP,
     Batch,
     Demonstration,
     Fixed,
     Layer,
     Output,
     PolicyAdapter,
+    Reach,
     Tokens,
+    adapter_for,
+    check_reach,
+    reach_of,
+    register_adapter,
+    supported_policies,
     unwrapped,
 )
-from lerobot_craft.policies.reach import Reach, check_reach, reach_of
-from lerobot_craft.policies.registry import ENTRY_POINT_GROUP, adapter_for, register_adapter, supported_policies
 from lerobot_craft.policies.taps import mode
 
 __all__ = [

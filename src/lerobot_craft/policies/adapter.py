@@ -1,12 +1,21 @@
-"""What CRaFT must know about a policy: one adapter per policy type.
+"""What CRaFT must know about a policy: one adapter per policy type, found by the type's name.
 
 An adapter calls the policy's own parts, reads hidden states on their way (`taps.py`), and fixes the random inputs
 (noise, time, tokens), so that a student with the same weights reproduces the teacher's values exactly.
+
+Third parties add adapters without changing this package. Installed distributions declare an entry point. A script or
+notebook registers its adapter for its own process.
 """
 
+import functools
+import importlib
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -188,3 +197,122 @@ def _resolve_one(part: str, stacks: dict[str, int], policy_type: str) -> list[La
         where = f"stack {stack!r}" if stack else "backbone"
         raise CraftError(f"layer {number} does not exist: the {where} of this {policy_type} has {count} layers")
     return [Layer(stack, number % count)]
+
+
+class Reach(NamedTuple):
+    """Trainable parameters that the retention gradient reaches (`held`), and the others (`free`)."""
+
+    held: list[str]
+    free: list[str]
+    """Trained without any retention gradient: these may drift as they like."""
+
+
+def reach_of(adapter: PolicyAdapter, policy: Any, layers: Sequence[Layer] | None) -> Reach:
+    """Reach of retention on the hidden states at `layers`, or (None) on the output."""
+    policy = unwrapped(policy)
+    reached = set(adapter.reached_parameters(policy, layers))
+    trained = [name for name, parameter in policy.named_parameters() if parameter.requires_grad]
+    return Reach([name for name in trained if name in reached], [name for name in trained if name not in reached])
+
+
+def check_reach(adapter: PolicyAdapter, policy: Any, layers: Sequence[Layer] | None) -> Reach:
+    """Like `reach_of`, but refuses a configuration in which retention holds nothing."""
+    reach = reach_of(adapter, policy, layers)
+    if all(layers is not None and belongs_to(name, adapter.state_inputs) for name in reach.held):
+        what = "the output" if layers is None else f"hidden states at layer {', '.join(map(str, layers))}"
+        found = f"only {', '.join(adapter.state_inputs)}" if reach.held else "no trained parameter"
+        count = len(reach.held) + len(reach.free)
+        trained = f"{count} trained tensors" if count else "nothing: every parameter is frozen"
+        raise CraftError(
+            f"retention on {what} of {adapter.policy_type} reaches {found} (this configuration trains {trained}), "
+            f"so it would hold nothing: {adapter.how_to_reach(unwrapped(policy))}"
+        )
+    return reach
+
+
+ENTRY_POINT_GROUP = "lerobot_craft.policies"
+
+_BUILT_IN = {
+    "act": "lerobot_craft.policies.act:ACTAdapter",
+    "diffusion": "lerobot_craft.policies.diffusion:DiffusionAdapter",
+    "pi0": "lerobot_craft.policies.pi0:PI0Adapter",
+    "pi05": "lerobot_craft.policies.pi0:PI05Adapter",
+    "pi0_fast": "lerobot_craft.policies.pi0_fast:PI0FastAdapter",
+    "smolvla": "lerobot_craft.policies.smolvla:SmolVLAAdapter",
+}
+_GIVEN = ("policy_type", "output_kind", "reads_instruction", "train_mode", "fixed_names")  # required, without a default
+_registered: dict[str, type[PolicyAdapter]] = {}
+
+
+def register_adapter[Adapter: type[PolicyAdapter]](adapter: Adapter) -> Adapter:
+    """Register an adapter for this process under its `policy_type`. Use it as a class decorator.
+
+    It takes precedence over installed and built-in adapters. Other processes, such as the command `craft`, find it only
+    if they import the module that registers it (`--policy.discover_packages_path`).
+
+    Raises:
+        CraftError: The class is not a complete adapter.
+    """
+    if not (isinstance(adapter, type) and issubclass(adapter, PolicyAdapter)):
+        raise CraftError(f"{adapter!r} is not a class of PolicyAdapter, so it cannot be registered")
+    missing = [name for name in _GIVEN if not hasattr(adapter, name)] + sorted(adapter.__abstractmethods__)
+    if missing:
+        raise CraftError(f"the adapter {adapter.__name__} lacks {', '.join(missing)} (docs/adding-a-policy.md)")
+    _registered[adapter.policy_type] = adapter
+    return adapter
+
+
+def supported_policies() -> list[str]:
+    """Policy types with a built-in, registered or installed adapter."""
+    return sorted({*_BUILT_IN, *_registered, *installed(ENTRY_POINT_GROUP)})
+
+
+def adapter_for(config: Any) -> PolicyAdapter:
+    """The adapter of a policy config: for its own type, else for the nearest base class that has one."""
+    for policy_type in _types_of(config):
+        if adapter := _load(policy_type):
+            return adapter
+    raise CraftError(
+        f"CRaFT has no adapter for the policy type {config.type!r}. It knows {', '.join(supported_policies())}; "
+        "docs/adding-a-policy.md shows how to add one in a small file, also from another package"
+    )
+
+
+def _types_of(config: Any) -> list[str]:
+    registered = {cls: name for name, cls in type(config).get_known_choices().items()}
+    return [registered[cls] for cls in type(config).__mro__ if cls in registered]
+
+
+def _load(policy_type: str) -> PolicyAdapter | None:
+    if policy_type in _registered:
+        return _registered[policy_type]()
+    # Installed adapters take precedence over built-in ones: somebody installed them on purpose.
+    target = installed(ENTRY_POINT_GROUP).get(policy_type) or _BUILT_IN.get(policy_type)
+    if target is None:
+        return None
+    module, _, name = target.partition(":")
+    try:
+        adapter = getattr(importlib.import_module(module), name)()
+    except (ImportError, AttributeError, TypeError) as error:  # TypeError: a method of the contract is missing
+        raise CraftError(f"the adapter {target} for {policy_type} cannot be loaded: {error}") from error
+    if not isinstance(adapter, PolicyAdapter):
+        raise CraftError(f"the adapter {target} for {policy_type} is not a PolicyAdapter (docs/adding-a-policy.md)")
+    return adapter
+
+
+def installed(group: str) -> dict[str, str]:
+    """Entry points of a group in installed distributions: name -> target."""
+    places = []
+    for place in sys.path:
+        with suppress(OSError):  # does not exist
+            places.append((place, Path(place).stat().st_mtime_ns))
+    return _installed_in(tuple(places), group)
+
+
+@functools.lru_cache(maxsize=16)
+def _installed_in(places: tuple[tuple[str, int], ...], group: str) -> dict[str, str]:
+    """Cached by the directories' modification times, which change with an installation.
+
+    Reading entry points opens a file of every installed distribution.
+    """
+    return {entry.name: entry.value for entry in entry_points(group=group)}

@@ -1,4 +1,7 @@
-"""pi0: PaliGemma and a Gemma action expert with joint attention, trained by flow matching."""
+"""pi0: PaliGemma and a Gemma action expert with joint attention, trained by flow matching; and pi05.
+
+pi05: pi0 with the state written into the prompt and the time fed to the expert's norms.
+"""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, override
@@ -146,3 +149,15 @@ class PI0Adapter(FlowAdapter):
 
 def _expert(policy: Any) -> Any:
     return policy.model.paligemma_with_expert.gemma_expert.model
+
+
+class PI05Adapter(PI0Adapter):
+    """Backbone: images and language (with the state). Stack `expert`: the noisy action tokens."""
+
+    policy_type = "pi05"
+    input_projections = ("action_in_proj", "time_mlp_in", "time_mlp_out")
+    state_tokens = 0
+
+    @override
+    def state_of(self, policy: Any, batch: Batch) -> tuple[Tensor, ...]:
+        return ()

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from lerobot_craft.evaluation.comparison import Comparison
 from lerobot_craft.evaluation.intervals import CONFIDENCE
 from lerobot_craft.evaluation.listening import Listening
 from lerobot_craft.evaluation.matrix import CONVENTIONS, Evaluation, Row, rate_of, sequence_scores
@@ -15,6 +14,7 @@ from lerobot_craft.evaluation.summary import BASE, BASE_LABEL, group_by_setting,
 from lerobot_craft.evaluation.table import (
     AGAINST_PLAIN,
     KEPT,
+    Comparison,
     columns_of,
     design,
     format_estimate,
@@ -25,7 +25,8 @@ from lerobot_craft.evaluation.table import (
     number,
     sample_size,
 )
-from lerobot_craft.report.plot import colour, family_of, full_name
+from lerobot_craft.io.text import decimal_bytes, duration
+from lerobot_craft.report.figures import colour, family_of, full_name
 from lerobot_craft.report.templates import Child, foreground, part, together
 
 _ROLES: dict[Role, str] = {
@@ -156,34 +157,16 @@ def cost_table(rows: Sequence[Summary]) -> Markup | None:
             name_of(row.label, row.knob),
             policy_name(row.policy, row.view),
             given(row),
-            "-" if row.train_seconds is None else _duration(row.train_seconds),
+            "-" if row.train_seconds is None else duration(row.train_seconds),
             "-" if row.step_overhead is None else f"{row.step_overhead:.2f}×",
-            size(row.bytes),
-            size(row.cached_bytes),
+            decimal_bytes(row.bytes),
+            decimal_bytes(row.cached_bytes),
         ]
         for row in shown
     ]
     columns = ("method", "policy", "the user has", "training", "step time", "old data", "anchor cache")
     caption = "Means over runs. Step time is against plain fine-tuning; old data is what must still be there to train."
     return part("table", columns, body, caption)
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units, as disks are sold."""
-    if not count:
-        return "0"
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError("the last unit takes everything")
-
-
-def _duration(seconds: float) -> str:
-    """Seconds, minutes or hours, with about two digits."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 class Cell(NamedTuple):

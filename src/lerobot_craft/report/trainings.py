@@ -5,11 +5,12 @@ from statistics import median
 
 from markupsafe import Markup
 
-from lerobot_craft.report.plot import Axes, Curve, Line, Point, Scale, colour, curves
-from lerobot_craft.report.tables import Cell, size
+from lerobot_craft.io.text import decimal_bytes
+from lerobot_craft.report.figures import Axes, Curve, Line, Point, Scale, colour, curves
+from lerobot_craft.report.inputs import TrainingRun
+from lerobot_craft.report.tables import Cell
 from lerobot_craft.report.templates import part, together
-from lerobot_craft.report.training_runs import TrainingRun
-from lerobot_craft.training.records.outcomes import NEAR, UNVERIFIED, Outcome
+from lerobot_craft.training.outcomes import NEAR, UNVERIFIED, Outcome
 
 _MOST_POINTS = 240  # of a line: more cannot be seen on a page, and make a large file
 _ROOM = 0.9  # of the largest value: a line that varies by less is drawn level
@@ -249,8 +250,8 @@ def _cost_row(run: TrainingRun) -> list[str]:
         _number(whole),
         "-" if whole is None or own is None or whole == 0 else f"{own / whole:.0%}",
         "-" if anchors is None else f"{anchors.number:,} ({anchors.source})",
-        "-" if anchors is None else size(anchors.bytes),
-        "-" if record is None else size(sum(cost.bytes for cost in record.costs)),
-        "-" if took is None or took.process_bytes is None else size(took.process_bytes),
-        "-" if took is None or took.gpu_anchors_bytes is None else size(took.gpu_anchors_bytes),
+        "-" if anchors is None else decimal_bytes(anchors.bytes),
+        "-" if record is None else decimal_bytes(sum(cost.bytes for cost in record.costs)),
+        "-" if took is None or took.process_bytes is None else decimal_bytes(took.process_bytes),
+        "-" if took is None or took.gpu_anchors_bytes is None else decimal_bytes(took.gpu_anchors_bytes),
     ]

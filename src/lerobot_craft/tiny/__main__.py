@@ -12,8 +12,7 @@ from lerobot.datasets.lerobot_dataset import LeRobotDataset
 from lerobot.utils.feature_utils import dataset_to_policy_features
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.tiny.checkpoints import POLICY_TYPES, make_checkpoint
-from lerobot_craft.tiny.datasets import make_local_dataset
+from lerobot_craft.tiny.make import POLICY_TYPES, make_checkpoint, make_local_dataset
 from lerobot_craft.tiny.recipes import RECIPES
 
 OLD_TASKS = ("open the drawer", "close the drawer with care", "press it")

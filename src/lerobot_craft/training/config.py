@@ -2,12 +2,20 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from lerobot_craft.anchors.modes.registry import mode_named
-from lerobot_craft.anchors.recipe import DRAW_FROM, BuildConfig, DatasetFlags, resolve_source
+from lerobot_craft.anchors.recipe import (
+    DRAW_FROM,
+    BuildConfig,
+    DatasetFlags,
+    DocumentsBuild,
+    asks_for_documents,
+    resolve_source,
+)
+from lerobot_craft.anchors.retained import mode_named
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
 from lerobot_craft.errors import CraftError
 
@@ -398,3 +406,28 @@ class CraftConfig:
             num_draws=self.num_draws or BuildConfig.num_draws,
             seed=seed,
         )
+
+
+@dataclass
+class DocumentsConfig(CraftConfig):
+    """Hidden states are retained at every fifth step, on 16 anchors, with multipliers that may fall to 0."""
+
+    anchor_batch_size: int = 16
+    retention_freq: int = 5
+    retention_mode: str = DocumentsBuild.retention_mode
+    anchor_source: str = DocumentsBuild.anchor_source
+    num_anchors: int | None = DocumentsBuild.num_samples
+    walked_states: float = DocumentsBuild.walked_states
+    drawn_states: float = DocumentsBuild.drawn_states
+    num_draws: int | None = DocumentsBuild.num_draws
+    dual_rule: str | None = "ascent"
+    initial_lambda: float = 1.0
+    lambda_lr: float | None = 0.01
+    lambda_min: float | None = 0.0
+    epsilon_start: float | None = 1.0
+    epsilon_end: float | None = 0.1
+
+
+def config_class(flags: Sequence[str]) -> type[CraftConfig]:
+    """Whose defaults hold beside some flags of CRaFT, written `--x=y`."""
+    return DocumentsConfig if asks_for_documents(flags) else CraftConfig

@@ -1,6 +1,6 @@
 """Hidden retention as two plain functions, for those who write their own loop: docs/method.md, equations (1) to (10).
 
-`craft train` computes the same drift through `anchors.student_values`, with groups, units and scales.
+`craft train` computes the same drift through `anchors.values`, with groups, units and scales.
 """
 
 from collections.abc import Mapping

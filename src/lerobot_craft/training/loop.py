@@ -16,15 +16,14 @@ from lerobot_craft.core import NonFiniteGradientError
 from lerobot_craft.core.ranks import gather_over_ranks
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
-from lerobot_craft.lerobot_api.random_streams import restore_stream, start_stream
-from lerobot_craft.lerobot_api.training import to_device
+from lerobot_craft.lerobot_api.train_parts import to_device
+from lerobot_craft.lerobot_api.train_steps import restore_stream, start_stream
 from lerobot_craft.training.accumulation import AccumulatingPolicy, micro_batches
-from lerobot_craft.training.interruption import Interruption
+from lerobot_craft.training.checkpoints import last_checkpoint, resume_command
 from lerobot_craft.training.methods.method import Method
-from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
-from lerobot_craft.training.output.saving import save
-from lerobot_craft.training.ranks import require_agreement
-from lerobot_craft.training.records.recorder import Recorder
+from lerobot_craft.training.peers import require_agreement
+from lerobot_craft.training.recorder import Recorder
+from lerobot_craft.training.saving import Interruption, save
 from lerobot_craft.training.session import Session
 
 logger = logging.getLogger(__name__)

@@ -4,21 +4,66 @@ A rank whose connection breaks asks who is still there. Of the others some wait 
 or are at a long save: they have noticed nothing yet. So a thread of each rank answers in its place, through the store
 that the ranks met in. Every thread hears all answers. A rank that notices only when its living neighbours have left
 therefore knows what they knew.
+
+What must be the same on every rank is compared by `require_agreement`.
 """
 
+import hashlib
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch import Tensor
 
-from lerobot_craft.core.ranks import world_size
+from lerobot_craft.core.ranks import find_divergence, world_size
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.output.checkpoints import last_checkpoint, resume_command
+from lerobot_craft.training.checkpoints import last_checkpoint, resume_command
+
+if TYPE_CHECKING:
+    from lerobot_craft.training.session import Session
+
+
+_STATE = "the state of the method (multipliers, step)"
+
+
+def require_agreement(session: "Session") -> None:
+    """Stop, on every rank, if one holds other weights or multipliers than the rest; a collective.
+
+    Raises:
+        CraftError: It names the rank, the step and the first tensor that differs.
+    """
+    held: dict[str, Tensor] = {name: p for name, p in session.student.named_parameters() if p.requires_grad}
+    if session.masters is not None:
+        held |= {f"the float32 copy of {name}": copy for name, copy in session.masters.copies.items()}
+    found = find_divergence(held, {_STATE: _digest(session.method.state_dict())})
+    if found is None:
+        return
+    ranks = f"rank{'s' if len(found.ranks) > 1 else ''} {', '.join(map(str, found.ranks))}"
+    saved = last_checkpoint(session.cfg.output_dir)
+    way_on = f"go on from the last checkpoint with `{resume_command(saved)}`" if saved else "start again"
+    raise CraftError(
+        f"after step {session.step} the weights on {ranks} are not those of the other {_others(session, found.ranks)} "
+        f"(first: {found.first}), so this is not one policy any more, and it was not saved: look at the memory and the "
+        f"library versions of that machine, then {way_on}"
+    )
+
+
+def _others(session: "Session", ranks: list[int]) -> str:
+    count = session.accelerator.num_processes - len(ranks)
+    return f"{count} rank{'s' if count > 1 else ''}"
+
+
+def _digest(state: dict[str, object]) -> int:
+    """64 bits with a sign."""
+    content = json.dumps(state, sort_keys=True).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], signed=True)
+
 
 _ANSWER = 10.0  # seconds that all ranks together have to answer
 _LOOK = 0.5  # seconds between two looks whether anybody has asked

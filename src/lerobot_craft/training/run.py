@@ -7,15 +7,13 @@ from functools import partial
 from typing import Any
 
 from lerobot_craft.lerobot_api import train_steps
-from lerobot_craft.lerobot_api.launch import check_launch
-from lerobot_craft.lerobot_api.training import make_accelerator
+from lerobot_craft.lerobot_api.train_parts import check_launch, make_accelerator
+from lerobot_craft.training.checkpoints import claim_run_dir, clear_leftovers, point_last_at_resumed
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
-from lerobot_craft.training.output.checkpoints import clear_leftovers, point_last_at_resumed
-from lerobot_craft.training.output.run_dir import claim
-from lerobot_craft.training.output.saving import save_policy
 from lerobot_craft.training.peers import stops_with_its_peers
-from lerobot_craft.training.records.recorder import Recorder
+from lerobot_craft.training.recorder import Recorder
+from lerobot_craft.training.saving import save_policy
 from lerobot_craft.training.session import Session, open_session
 
 logger = logging.getLogger(__name__)
@@ -51,7 +49,7 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
     main = accelerator.is_main_process
     if not craft.enabled and craft != type(craft)(preload=craft.preload):
         logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
-    with claim(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
+    with claim_run_dir(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)

@@ -11,36 +11,35 @@ from typing import Any
 from torch import nn
 
 from lerobot_craft.anchors.recipe import num_anchors, num_draws
-from lerobot_craft.core.master_weights import MasterWeights
-from lerobot_craft.core.sharding import Sharded
+from lerobot_craft.anchors.teacher import (
+    Teacher,
+    check_weights,
+    fingerprint,
+    fingerprint_of_weights,
+    normalizer_stats,
+    require_weights,
+)
+from lerobot_craft.core.parameters import MasterWeights, Sharded
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api import training as parts
+from lerobot_craft.lerobot_api import train_parts as parts
 from lerobot_craft.lerobot_api.datasets import old_data_flags, open_instructions, open_metadata
 from lerobot_craft.lerobot_api.features import dimension_names
-from lerobot_craft.lerobot_api.preload_columns import check_numbers
+from lerobot_craft.lerobot_api.preload import check_numbers
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
 from lerobot_craft.lerobot_api.train_steps import read_training_state, undisturbed_rng
 from lerobot_craft.memory.format import Memory, read_memory, write_memory
 from lerobot_craft.policies import adapter_for, unwrapped
-from lerobot_craft.teacher.fingerprint import fingerprint, fingerprint_of_weights
-from lerobot_craft.teacher.load import Teacher
-from lerobot_craft.teacher.processors import normalizer_stats
-from lerobot_craft.teacher.weights import check_weights, require_weights
 from lerobot_craft.training.accumulation import check_accumulation
-from lerobot_craft.training.anchoring.asking import adapter_off
-from lerobot_craft.training.anchoring.probe import ActionProbe
-from lerobot_craft.training.anchoring.probed import make_probe
-from lerobot_craft.training.anchoring.remembered import Remembered, find_memory, open_remembered
-from lerobot_craft.training.anchoring.wording import check_wording
+from lerobot_craft.training.action_drift import ActionProbe, make_probe
+from lerobot_craft.training.anchor_batches import adapter_off
+from lerobot_craft.training.checkpoints import check_files, load_craft_state
 from lerobot_craft.training.config import CraftConfig, Normalization
-from lerobot_craft.training.master_weights import make_masters
 from lerobot_craft.training.methods.method import Context, Method
 from lerobot_craft.training.methods.registry import make_method
-from lerobot_craft.training.output.carried import BEFORE, Carried, make_carried
-from lerobot_craft.training.output.craft_state import check_files, load_craft_state
-from lerobot_craft.training.sharding import check_sharding, read_sharded_optimizer, shard_policy
-from lerobot_craft.training.statistics.kept_range import warning_lines
-from lerobot_craft.training.statistics.normalization import as_stats, check_features, make_processors
+from lerobot_craft.training.normalization import as_stats, check_features, make_processors, warning_lines
+from lerobot_craft.training.run_memory import BEFORE, Carried, Remembered, find_memory, make_carried, open_remembered
+from lerobot_craft.training.start_checks import check_wording
+from lerobot_craft.training.weights import check_sharding, make_masters, read_sharded_optimizer, shard_policy
 
 logger = logging.getLogger(__name__)
 

@@ -129,7 +129,7 @@ def test_the_configuration_survives_a_file():
 def test_stock_lerobot_eval_plays_it(tmp_path):
     from lerobot.envs import env_to_policy_features
 
-    from lerobot_craft.tiny.checkpoints import make_checkpoint
+    from lerobot_craft.tiny.make import make_checkpoint
 
     features = env_to_policy_features(CraftMetaWorldConfig())
     # Statistics so narrow that the hand goes to the red target whatever the weights say.

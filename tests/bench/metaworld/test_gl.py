@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from lerobot_craft.bench.metaworld import gl, simulation
+from lerobot_craft.bench.metaworld import simulation
 from lerobot_craft.errors import CraftError
 
 EGL, OSMESA = {"libEGL.so.1", "libGL.so.1"}, {"libOSMesa.so.8"}
@@ -16,7 +16,7 @@ def pick(libraries, working=()):
         tried.append(backend)
         return backend in working
 
-    return gl.pick_backend(lambda library: library in libraries, can_draw), tried
+    return simulation.pick_backend(lambda library: library in libraries, can_draw), tried
 
 
 def test_the_only_backend_is_taken_without_a_trial():
@@ -35,22 +35,22 @@ def test_of_two_backends_the_first_that_draws_is_taken():
 
 def test_a_choice_that_was_made_already_stays():
     env = {"MUJOCO_GL": "osmesa"}
-    gl.choose_backend(env)
+    simulation.choose_backend(env)
     assert env == {"MUJOCO_GL": "osmesa"}
 
 
 @pytest.mark.parametrize("backend", ["egl", None])
 def test_a_choice_is_made_where_there_is_one(monkeypatch, backend):
-    monkeypatch.setattr(gl.platform, "system", lambda: "Linux")
-    monkeypatch.setattr(gl, "pick_backend", lambda can_load, can_draw: backend)
+    monkeypatch.setattr(simulation.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(simulation, "pick_backend", lambda can_load, can_draw: backend)
     env = {"MUJOCO_GL": ""}
-    gl.choose_backend(env)
+    simulation.choose_backend(env)
     assert env == {"MUJOCO_GL": backend or ""}
 
 
 @pytest.mark.parametrize(
     ("package", "load"),
-    [("mujoco", gl.import_mujoco), ("metaworld.env_dict", simulation._metaworld.__wrapped__)],
+    [("mujoco", simulation.import_mujoco), ("metaworld.env_dict", simulation._metaworld.__wrapped__)],
 )
 def test_without_the_simulator_it_says_what_to_type(monkeypatch, package, load):
     monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
@@ -58,12 +58,12 @@ def test_without_the_simulator_it_says_what_to_type(monkeypatch, package, load):
         load()
 
 
-@pytest.mark.skipif(gl.platform.system() != "Linux", reason="other systems have one back-end each")
+@pytest.mark.skipif(simulation.platform.system() != "Linux", reason="other systems have one back-end each")
 def test_where_nothing_draws_the_message_says_what_to_type(monkeypatch):
-    monkeypatch.setattr(gl, "try_backend", lambda backend, env: "no such device")
+    monkeypatch.setattr(simulation, "try_backend", lambda backend, env: "no such device")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    message = str(gl.no_drawing(RuntimeError("broken driver")))
+    message = str(simulation.no_drawing(RuntimeError("broken driver")))
     assert "RuntimeError: broken driver" in message
     assert "egl and osmesa were tried in vain" in message
     assert "export MUJOCO_GL=egl" in message

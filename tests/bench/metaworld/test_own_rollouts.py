@@ -13,8 +13,8 @@ def played(request, tmp_path_factory):
     """View, dataset and successes of a policy that has learned nothing."""
     from lerobot.datasets import LeRobotDataset
 
-    from lerobot_craft.bench.metaworld.demonstrations import record
-    from lerobot_craft.bench.policies import make_start, policy_named
+    from lerobot_craft.bench.base_policies import make_start, policy_named
+    from lerobot_craft.bench.metaworld.recording import record
     from lerobot_craft.bench.settings import BenchSettings
     from lerobot_craft.lerobot_api.rollouts import load_player
 

@@ -204,7 +204,7 @@ def run(code, **env):
 def test_simulating_takes_neither_torch_nor_graphics():
     code = """
 import sys
-from lerobot_craft.bench.metaworld.episodes import attempt
+from lerobot_craft.bench.metaworld.recording import attempt
 assert attempt("drawer-close", 0, 0) is not None
 assert not {"torch", "lerobot", "OpenGL.EGL"} & set(sys.modules)
 """

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from lerobot_craft.anchors.recipe import DatasetFlags
-from lerobot_craft.tiny.datasets import make_local_dataset
-from lerobot_craft.training.documents import DocumentsConfig
+from lerobot_craft.tiny.make import make_local_dataset
+from lerobot_craft.training.config import DocumentsConfig
 from lerobot_craft.training.methods.method import Context
 
 BATCH_SIZE = 4

@@ -11,13 +11,7 @@ from lerobot_craft.policies import adapter_for
 from lerobot_craft.policies.adapter import belongs_to
 from lerobot_craft.training.methods.constrained import Constrained
 from tests.anchor_fixtures import OLD_TASKS
-from tests.training.anchoring.anchor_contexts import (
-    OPEN_DATASET,
-    make_context,
-    old_dataset,
-    resume,
-    train_a_little,
-)
+from tests.training.anchor_contexts import OPEN_DATASET, make_context, old_dataset, resume, train_a_little
 
 STEPS = 20
 ANCHORED = {"retention_loss", "lambda", "epsilon", "conflict", "bounded", "dot", "cos", "retention_norm", "merged_norm"}

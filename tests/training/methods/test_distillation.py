@@ -6,7 +6,7 @@ import torch
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.training.methods.distillation import LearningWithoutForgetting
 from tests.anchor_fixtures import NEW_TASKS
-from tests.training.anchoring.anchor_contexts import OPEN_DATASET, make_context, old_dataset, train_a_little
+from tests.training.anchor_contexts import OPEN_DATASET, make_context, old_dataset, train_a_little
 
 WEIGHT = 20.0  # beyond lambda_max, which is not for it
 

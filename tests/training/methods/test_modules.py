@@ -1,6 +1,6 @@
 """Which module a parameter counts to: coarse, but never one module that hides the rest."""
 
-from lerobot_craft.training.methods.modules import module_names
+from lerobot_craft.training.methods.constrained import module_names
 
 
 def named(*sizes):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.methods.pull import add_pull, require_plain_gradients, require_whole_parameters
+from lerobot_craft.training.methods.l2sp import add_pull, require_plain_gradients, require_whole_parameters
 
 
 def weights(*shapes, dtype=torch.float64):

@@ -6,8 +6,7 @@ import pytest
 
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.documents import DocumentsConfig
+from lerobot_craft.training.config import CraftConfig, DocumentsConfig
 from tests.examples.reading import weights
 
 

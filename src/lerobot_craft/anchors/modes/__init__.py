@@ -1,4 +1,4 @@
-"""Retention modes, one file each: `Retained` is the contract, `registry.py` finds a mode by its name.
+"""Retention modes, one file each: `Retained` is the contract, and `retained.py` finds a mode by its name.
 
     @register_mode
     @dataclass(frozen=True)
@@ -10,7 +10,6 @@
 docs/adding-a-retention-mode.md is a walkthrough.
 """
 
-from lerobot_craft.anchors.modes.registry import ENTRY_POINT_GROUP, known_modes, mode_named, register_mode
-from lerobot_craft.anchors.retained import Retained
+from lerobot_craft.anchors.retained import ENTRY_POINT_GROUP, Retained, known_modes, mode_named, register_mode
 
 __all__ = ["ENTRY_POINT_GROUP", "Retained", "known_modes", "mode_named", "register_mode"]

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from lerobot_craft.bench.metaworld.environment import CAMERA
-from lerobot_craft.bench.metaworld.episodes import TAIL, Episode
+from lerobot_craft.bench.metaworld.recording import TAIL, Episode, write_dataset
 from lerobot_craft.bench.metaworld.simulation import Simulation
 from lerobot_craft.bench.metaworld.tasks import IMAGE_SIDES, View
-from lerobot_craft.bench.metaworld.writing import write_dataset
 from lerobot_craft.lerobot_api.rollouts import Player, seeded
 
 

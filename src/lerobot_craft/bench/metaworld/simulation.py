@@ -4,20 +4,194 @@ Meta-World's environments provide physics, experts and the success criterion. Th
 would show the goal and report the object of one scene differently in each task.
 """
 
+import ctypes
+import os
+import platform
+import threading
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.bench.metaworld.camera import photograph
-from lerobot_craft.bench.metaworld.experts import OWN_EXPERTS
-from lerobot_craft.bench.metaworld.gl import import_mujoco
-from lerobot_craft.bench.metaworld.tasks import Task, View, find_task, state_names
-from lerobot_craft.doctor.software import install_extra
+from lerobot_craft.bench.metaworld.tasks import Scene, Task, View, find_task, state_names
+from lerobot_craft.doctor import Surroundings
+from lerobot_craft.doctor.check import install_extra
+from lerobot_craft.doctor.machine import check_rendering, try_backend
 from lerobot_craft.errors import CraftError
+
+_VARIABLE = "MUJOCO_GL"
+# The libraries of each back-end, in order of preference; PyOpenGL needs libGL in addition to libEGL.
+_LIBRARIES = {"egl": ("libEGL.so.1", "libGL.so.1"), "osmesa": ("libOSMesa.so.8",)}
+
+
+def import_mujoco() -> Any:
+    """Import MuJoCo with a back-end that fits this machine. Graphics are only needed for drawing."""
+    choose_backend(os.environ)  # child processes inherit it
+    try:
+        import mujoco
+    except ImportError as error:
+        raise CraftError(f"The bench needs MuJoCo ({error}). Type: {install_extra('bench')}") from error
+    return mujoco
+
+
+def choose_backend(env: MutableMapping[str, str]) -> None:
+    """Set MUJOCO_GL in an environment, unless the user has set it."""
+    if not env.get(_VARIABLE) and platform.system() == "Linux":
+        backend = pick_backend(_can_load, _can_draw)
+        if backend is not None:
+            env[_VARIABLE] = backend
+
+
+def pick_backend(can_load: Callable[[str], bool], can_draw: Callable[[str], bool]) -> str | None:
+    """The back-end to use; None if no library can draw without a display.
+
+    A test drawing takes a process and two seconds, so it is only done if there is a choice.
+
+    Args:
+        can_load: Whether a shared library can be loaded.
+        can_draw: Whether a back-end can really draw.
+    """
+    here = [backend for backend, libraries in _LIBRARIES.items() if all(map(can_load, libraries))]
+    if len(here) > 1:
+        return next(filter(can_draw, here), here[0])
+    return here[0] if here else None
+
+
+def no_drawing(error: Exception) -> CraftError:
+    """Why nothing can be drawn here, and the command that fixes it, as in `craft doctor`."""
+    mujoco = import_mujoco()
+    observed = Surroundings.observe()
+    # Remove our own choice, so that the doctor tries every back-end.
+    env = {name: value for name, value in observed.env.items() if name != _VARIABLE}
+    check = check_rendering(mujoco.__version__, replace(observed, env=env), lambda backend: try_backend(backend, env))
+    remedy = f" Type: {check.remedy}" if check.remedy else ""
+    return CraftError(f"MuJoCo cannot draw here ({type(error).__name__}: {error}); {check.value}.{remedy}")
+
+
+def _can_load(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
+
+
+def _can_draw(backend: str) -> bool:
+    return try_backend(backend, os.environ) is None
+
+
+_LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION = (-0.02, 0.72, 0.13), 1.0, 140.0, -40.0  # the arm hides little from here
+_MARKER_RADIUS = 0.025
+_ARM_MESHES = {"pedestal", "base", "l0", "l1", "l2", "l3", "l4", "l5", "l6", "head", "eGripperBase"}
+# Plain colors instead of wood and metal, so that small dark objects are visible even at 64 pixels.
+_PLAIN = {"table_wood": (0.62, 0.62, 0.6), "basic_floor": (0.5, 0.5, 0.5), "wall_metal": (0.55, 0.55, 0.55)}
+_ARM_GROUP = 5  # the one of MuJoCo's six geom groups that Meta-World does not use
+
+# An OpenGL context belongs to the thread that created it.
+_here = threading.local()
+
+
+def photograph(model: Any, data: Any, scene: Scene, side: int, *, arm: bool) -> npt.NDArray[np.uint8]:
+    """The scene [side, side, 3]: with the scene's own markers, without Meta-World's goal sites.
+
+    Args:
+        model: MuJoCo's model.
+        data: Its state.
+        scene: Defines the markers.
+        side: In pixels.
+        arm: Draw the arm behind the hand, which has most of the faces and takes most of the time.
+    """
+    mujoco = import_mujoco()
+    renderer = _renderer(model, side)
+    camera, option = mujoco.MjvCamera(), mujoco.MjvOption()
+    camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = _LOOK_AT, _DISTANCE, _AZIMUTH, _ELEVATION
+    option.sitegroup[:] = 0
+    option.geomgroup[_ARM_GROUP] = int(arm)
+    renderer.update_scene(data, camera, option)
+    drawn = renderer.scene
+    for flag in ("SHADOW", "REFLECTION", "HAZE"):
+        drawn.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{flag}")] = 0
+    for marker in scene.markers:
+        ball = drawn.geoms[drawn.ngeom]
+        size, turn = np.full(3, _MARKER_RADIUS), np.eye(3).ravel()
+        colour = np.array([*marker.rgb, 1.0], np.float32)
+        mujoco.mjv_initGeom(ball, mujoco.mjtGeom.mjGEOM_SPHERE, size, np.array(marker.at), turn, colour)
+        drawn.ngeom += 1
+    picture: npt.NDArray[np.uint8] = renderer.render()
+    return picture
+
+
+def _renderer(model: Any, side: int) -> Any:
+    """One renderer per model and size: creating one takes a hundred times as long as a picture."""
+    renderers: dict[tuple[int, int], Any] = _here.__dict__.setdefault("renderers", {})
+    key = (id(model), side)  # models are never freed
+    if key not in renderers:
+        _prepare(model)
+        model.vis.quality.offsamples = 0
+        model.vis.quality.shadowsize = 0
+        model.vis.global_.offwidth = max(model.vis.global_.offwidth, side)
+        model.vis.global_.offheight = max(model.vis.global_.offheight, side)
+        try:
+            renderers[key] = import_mujoco().Renderer(model, side, side)
+        except Exception as error:  # drivers raise many types
+            raise no_drawing(error) from error
+    return renderers[key]
+
+
+def _prepare(model: Any) -> None:
+    """Paint the room in plain colors, and put the arm's meshes, 90 % of all faces, into their own group."""
+    mesh = import_mujoco().mjtGeom.mjGEOM_MESH
+    for shape in range(model.ngeom):
+        if model.geom_type[shape] == mesh and model.mesh(model.geom_dataid[shape]).name in _ARM_MESHES:
+            model.geom_group[shape] = _ARM_GROUP
+        material = model.geom_matid[shape]
+        if material >= 0 and model.mat(material).name in _PLAIN:
+            model.geom_rgba[shape, :3] = _PLAIN[model.mat(material).name]
+            model.geom_matid[shape] = -1
+
+
+_GAIN = 25.0  # action per meter, as in Meta-World's experts
+_GAIN_IN_THE_AIR = 10.0  # without contact, a gentler approach works
+_OPEN, _CLOSE = -1.0, 1.0
+_HAND_ABOVE_FINGERS = np.array([0.0, 0.0, 0.045])  # meters
+
+
+class LiftFromAbove:
+    """Moves down over the handle with open fingers, grips it and lifts.
+
+    Meta-World's expert grips less firmly and loses a half-raised handle in one of six episodes.
+    """
+
+    def get_action(self, observation: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The action [4], not yet clipped, for Meta-World's observation [39]."""
+        hand, handle = observation[:3], observation[4:7]
+        if np.linalg.norm(hand[:2] - handle[:2]) > 0.02:
+            target, fingers = handle + np.array([0.0, 0.0, 0.1]), _OPEN
+        elif abs(hand[2] - handle[2]) > 0.03:
+            target, fingers = handle, _OPEN
+        else:
+            target, fingers = handle + np.array([0.0, 0.0, 0.3]), _CLOSE
+        return np.append(_GAIN * (target - hand), fingers)
+
+
+class ReachWithFingers:
+    """Moves the fingers to the target, where success is measured.
+
+    Meta-World's expert moves the hand there, which leaves the fingers at the edge of success.
+    """
+
+    def get_action(self, observation: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """The action [4], not yet clipped, for Meta-World's observation [39]."""
+        hand, target = observation[:3], observation[-3:] + _HAND_ABOVE_FINGERS
+        return np.append(_GAIN_IN_THE_AIR * (target - hand), 0.0)
+
+
+OWN_EXPERTS = {"handle-pull-side-v3": LiftFromAbove, "reach-v3": ReachWithFingers}
+
 
 FloatArray = npt.NDArray[np.float32]
 UInt8Array = npt.NDArray[np.uint8]

@@ -12,24 +12,61 @@ from torch import Tensor, nn
 from lerobot_craft.anchors.loader import AnchorBatch
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.modes.action import Action
-from lerobot_craft.anchors.modes.registry import mode_named
-from lerobot_craft.anchors.student_values import student_drift
+from lerobot_craft.anchors.retained import mode_named
+from lerobot_craft.anchors.values import student_drift
 from lerobot_craft.core import AnchorDrift, AnchorPart, AnchorReport, Multipliers, RetentionStep, StepReport
+from lerobot_craft.core.parameters import run_in
 from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
-from lerobot_craft.core.sharding import run_in
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter, adapter_for, mode, unwrapped
-from lerobot_craft.training.anchoring.asking import policy_inputs
-from lerobot_craft.training.anchoring.checks import StartReport, check_start
-from lerobot_craft.training.anchoring.probe import ActionDrift, ActionProbe, spared
-from lerobot_craft.training.anchoring.several import mode_of, open_all
-from lerobot_craft.training.anchoring.source import Anchors
+from lerobot_craft.training.action_drift import ActionDrift, ActionProbe, spared
+from lerobot_craft.training.anchor_batches import policy_inputs
+from lerobot_craft.training.anchor_source import Anchors, mode_of, open_all
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
-from lerobot_craft.training.methods.method import Context, Cost, Method
-from lerobot_craft.training.methods.modules import module_names
-from lerobot_craft.training.methods.stopwatch import Stopwatch
+from lerobot_craft.training.methods.method import Context, Cost, Method, Stopwatch
+from lerobot_craft.training.start_checks import StartReport, check_start
+
+_MOST = 10  # modules: a table of more is not read
+_LARGE = 0.5  # of all trained values in one module: it hides what is inside it
+
+
+def module_names(sizes: Sequence[tuple[str, int]]) -> list[str]:
+    """For each parameter the module that it counts to.
+
+    Beginning with the whole policy, the module that holds more than half of the values is taken apart into its
+    children, until there is none or there would be too many modules. What all names have in common is left out.
+
+    Args:
+        sizes: Dotted name of each parameter, and how many values it has.
+    """
+    paths = [tuple(name.split(".")[:-1]) for name, _ in sizes]
+    modules: list[tuple[str, ...]] = [() for _ in paths]
+    while True:
+        held: dict[tuple[str, ...], int] = {}
+        for module, (_, size) in zip(modules, sizes, strict=True):
+            held[module] = held.get(module, 0) + size
+        largest = max(held, key=lambda module: held[module])
+        finer = [
+            path[: len(module) + 1] if module == largest else module
+            for module, path in zip(modules, paths, strict=True)
+        ]
+        if finer == modules or held[largest] <= _LARGE * sum(held.values()) or len(set(finer)) > _MOST:
+            break
+        modules = finer
+    common = _common(sorted(set(modules)))
+    return [".".join(module[common:]) or "itself" for module in modules]
+
+
+def _common(modules: Sequence[tuple[str, ...]]) -> int:
+    """How many leading names all modules share; of a single module all but its own."""
+    if len(modules) == 1:
+        return max(len(modules[0]) - 1, 0)
+    first, last = modules[0], modules[-1]
+    shared = [a == b for a, b in zip(first, last, strict=False)]
+    return shared.index(False) if False in shared else len(shared)
+
 
 # The drift on frames that are kept out is measured this often in a run, and not more often than every so many steps.
 _MEASUREMENTS, _STEPS_BETWEEN = 25, 5

@@ -11,8 +11,8 @@ from tqdm import tqdm
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.methods.demonstrations import Demonstrations, demonstration_loss, old_demonstrations
 from lerobot_craft.training.methods.kept_tensors import keep, reopen
+from lerobot_craft.training.methods.l2sp import PullToStart
 from lerobot_craft.training.methods.method import Context, Cost
-from lerobot_craft.training.methods.pull import PullToStart
 
 FISHER = "fisher.safetensors"
 

@@ -11,8 +11,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lerobot_craft.anchors.files import plain_errors, require_file, sha256_of, sync_directory, temporary_path
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import plain_errors, require_file, sha256_of, sync_directory, temporary_path
 from lerobot_craft.training.methods.method import Context
 
 START_WEIGHTS = "start_weights.safetensors"

@@ -1,6 +1,7 @@
 """What a method may change of plain fine-tuning, and plain fine-tuning itself."""
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -8,13 +9,43 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lerobot_craft.anchors.teacher import Teacher
 from lerobot_craft.core import NonFiniteGradientError
 from lerobot_craft.core.gradients import loud
-from lerobot_craft.core.sharding import whole
+from lerobot_craft.core.parameters import whole
 from lerobot_craft.lerobot_api.datasets import RawBatch
-from lerobot_craft.teacher.load import Teacher
-from lerobot_craft.training.anchoring.remembered import Remembered
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.run_memory import Remembered
+
+
+class Stopwatch:
+    """Measures one part of a step; `seconds` is None until `stop` follows `start`.
+
+    On a GPU both wait for the device: or the part would be charged for what was launched before it, and not for itself.
+    """
+
+    def __init__(self, device: torch.device | Any) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._began: float | None = None
+        self.seconds: float | None = None
+
+    def start(self) -> None:
+        """Begin; what was measured before is forgotten."""
+        self.seconds, self._began = None, self._now()
+
+    def stop(self) -> None:
+        """End; without `start` there is nothing to measure."""
+        if self._began is not None:
+            self.seconds, self._began = self._now() - self._began, None
+
+    def reset(self) -> None:
+        """Forget what was measured."""
+        self.seconds = self._began = None
+
+    def _now(self) -> float:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 class Cost(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lerobot_craft.anchors.order import batch_indices
+from lerobot_craft.anchors.loader import batch_indices
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.lerobot_api.train_steps import bar_is_welcome

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from lerobot_craft.anchors.files import write_atomically
-from lerobot_craft.anchors.strict_json import to_json
 from lerobot_craft.core.precision import widen
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.files import write_atomically
+from lerobot_craft.io.strict_json import to_json
 from lerobot_craft.training.methods.demonstrations import (
     Demonstrations,
     demonstration_loss,
@@ -22,8 +22,8 @@ from lerobot_craft.training.methods.demonstrations import (
     old_demonstrations,
 )
 from lerobot_craft.training.methods.kept_tensors import keep_start
+from lerobot_craft.training.methods.l2sp import require_whole_parameters
 from lerobot_craft.training.methods.method import Context, Method
-from lerobot_craft.training.methods.pull import require_whole_parameters
 
 SavePolicy = Callable[[Path, str], Any]  # where, and what its card has to say
 
