@@ -71,10 +71,10 @@ def embedded_once(module: Any) -> Generator[None]:
     embed, seen = module.embed_image, list[tuple[Tensor, Tensor]]()
 
     def once(image: Tensor) -> Tensor:
-        for known, embedded in seen:
+        for known, result in seen:
             if known.dtype == image.dtype and torch.equal(known, image):
-                return embedded
-        embedded = embed(image)
+                return result
+        embedded: Tensor = embed(image)
         seen.append((image, embedded))
         return embedded
 
