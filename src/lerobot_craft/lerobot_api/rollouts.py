@@ -48,9 +48,10 @@ def load_player(
     names = dict(rename_map or {})
     config = load_policy_config(checkpoint, overrides)
     _check_cameras(config, env, names)
+    processors = load_processors(config, names)  # first: make_policy puts the environment's actions into the config
     with plain_making(config), quiet_loading():
         policy = make_policy(cfg=config, env_cfg=env, rename_map=names)
-    return Player(policy.eval(), *load_processors(config, names), config)
+    return Player(policy.eval(), *processors, config)
 
 
 def _check_cameras(config: PolicyConfig, env: Any, rename_map: Mapping[str, str]) -> None:
