@@ -241,10 +241,13 @@ class _Worker:
         return cell, answer
 
     def stop(self) -> None:
-        """Kill the process; an unfinished cell is run again next time."""
-        self._connection.close()
+        """Kill the process; an unfinished cell is run again next time.
+
+        The pipe is closed last: its end makes a worker leave by itself, and a signal in the middle of that leaks.
+        """
         self._process.terminate()
         self._process.join()
+        self._connection.close()
 
 
 def _leave(number: int, _: FrameType | None) -> None:
