@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.evaluation.correlation import correlate
 from lerobot_craft.evaluation.results import Results, Run, read_results, write_results
 from lerobot_craft.evaluation.summary import collect, setting_of
 from lerobot_craft.evaluation.table import summary_table
@@ -28,8 +27,6 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 1
     print(summary_table(joined.summary))
-    for policy, found in correlate(joined.runs).items():
-        print(f"\n{policy}: {found}")
     return 0
 
 
