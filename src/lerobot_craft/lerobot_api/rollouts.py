@@ -1,5 +1,6 @@
 """Rollouts with lerobot's own evaluation, in this process: policy, environment, success per episode, pictures."""
 
+import copy
 import importlib.metadata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,10 +49,10 @@ def load_player(
     names = dict(rename_map or {})
     config = load_policy_config(checkpoint, overrides)
     _check_cameras(config, env, names)
-    processors = load_processors(config, names)  # first: make_policy puts the environment's actions into the config
+    own = copy.deepcopy(config)  # make_policy puts the environment's actions into the other one
     with plain_making(config), quiet_loading():
         policy = make_policy(cfg=config, env_cfg=env, rename_map=names)
-    return Player(policy.eval(), *processors, config)
+    return Player(policy.eval(), *load_processors(own, names), config)
 
 
 def _check_cameras(config: PolicyConfig, env: Any, rename_map: Mapping[str, str]) -> None:
