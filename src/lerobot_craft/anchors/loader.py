@@ -164,6 +164,7 @@ class AnchorBatch:
     columns: Columns  # the teacher's values
     instruction: Tensor  # int64 [B]: index into the manifest's instructions, which are the constraint groups
     draw: int | Tensor = 0  # which stored draw this visit uses, int64 [B] or one for all; wraps around
+    rows: Sequence[int] | None = None  # which anchors they are; None: not said
 
     def __len__(self) -> int:
         return len(self.instruction)
@@ -211,7 +212,7 @@ class AnchorLoader:
         }
         instruction = dense(columns.pop("instruction")).long()
         raw["task"] = [self.manifest.instructions[index] for index in instruction.tolist()]
-        return AnchorBatch(raw, columns, instruction, draw)
+        return AnchorBatch(raw, columns, instruction, draw, indices.tolist())
 
     def _image(self, name: str, indices: Tensor, columns: Columns) -> Tensor:
         images = self._images[name]

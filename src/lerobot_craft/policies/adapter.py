@@ -24,6 +24,7 @@ from torch import Tensor
 
 from lerobot_craft.core import TokenSpans
 from lerobot_craft.errors import CraftError
+from lerobot_craft.policies.taps import ImageEmbedder
 
 Batch = Mapping[str, Any]  # as the policy's preprocessor returns it
 Fixed = dict[str, Tensor]  # fixed random inputs of an output; each [B, ...], in the dtype it is stored in
@@ -122,6 +123,10 @@ class PolicyAdapter(ABC):
     @abstractmethod
     def demonstration(self, policy: Any, batch: Batch, fixed: Fixed) -> Demonstration:
         """The demonstrator's value; `fixed` must come from `fix` on the same batch."""
+
+    def image_embedder(self, policy: Any) -> ImageEmbedder | None:
+        """What embeds images, if one method does: anchors skip it while it is not trained."""
+        return None
 
     @abstractmethod
     def reaches(self, policy: Any, layers: Sequence[Layer] | None) -> Iterable[str]:

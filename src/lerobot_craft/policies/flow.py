@@ -13,8 +13,15 @@ import torch
 from lerobot.utils.constants import ACTION
 from torch import Tensor
 
-from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Output, PolicyAdapter, normal
-from lerobot_craft.policies.taps import embedded_once, mode, outputs_of, valid_everywhere
+from lerobot_craft.policies.adapter import (
+    Batch,
+    Demonstration,
+    Fixed,
+    Output,
+    PolicyAdapter,
+    normal,
+)
+from lerobot_craft.policies.taps import ImageEmbedder, embedded_once, mode, outputs_of, valid_everywhere
 
 
 class FlowAdapter(PolicyAdapter):
@@ -29,9 +36,9 @@ class FlowAdapter(PolicyAdapter):
     def run(self, policy: Any, batch: Batch, fixed: Fixed) -> None:
         """The policy's own training forward at `x_t`, `time`."""
 
+    @override
     @abstractmethod
-    def backbone(self, policy: Any) -> Any:
-        """The module that embeds images."""
+    def image_embedder(self, policy: Any) -> ImageEmbedder: ...
 
     @abstractmethod
     def time_distribution(self, policy: Any) -> tuple[float, float, float, float]:
@@ -78,7 +85,7 @@ class FlowAdapter(PolicyAdapter):
 
     @override
     def outputs(self, policy: Any, batch: Batch, draws: Sequence[Fixed]) -> list[Output]:
-        with embedded_once(self.backbone(policy)):
+        with embedded_once(self.image_embedder(policy).module):
             return super().outputs(policy, batch, draws)
 
     @override

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lerobot_craft.core import TokenSpans
 from lerobot_craft.policies.adapter import Batch, Layer
-from lerobot_craft.policies.taps import outputs_of, token_count
+from lerobot_craft.policies.taps import ImageEmbedder, outputs_of, token_count
 
 BACKBONE = "model.paligemma_with_expert.paligemma"
 
@@ -17,6 +17,12 @@ BACKBONE = "model.paligemma_with_expert.paligemma"
 def language_model(policy: Any) -> Any:
     """The decoder that reads images and language."""
     return policy.model.paligemma_with_expert.paligemma.model.language_model
+
+
+def paligemma_embedder(policy: Any) -> ImageEmbedder:
+    """What embeds images in pi0, pi05 and pi0_fast."""
+    module = policy.model.paligemma_with_expert
+    return ImageEmbedder(module, (module.paligemma.model.vision_tower, module.paligemma.model.multi_modal_projector))
 
 
 def decoder_taps(decoder: Any, layers: Iterable[Layer]) -> dict[Layer, nn.Module]:

@@ -21,9 +21,10 @@ from lerobot_craft.policies.paligemma import (
     deepest,
     language_model,
     language_of,
+    paligemma_embedder,
     prefix_reach,
 )
-from lerobot_craft.policies.taps import eager_attention, taps, valid_everywhere
+from lerobot_craft.policies.taps import ImageEmbedder, eager_attention, taps, valid_everywhere
 
 EXPERT = "expert"
 _DECODER = f"{BACKBONE}.model.language_model"
@@ -78,8 +79,8 @@ class PI0Adapter(FlowAdapter):
         )
 
     @override
-    def backbone(self, policy: Any) -> Any:
-        return policy.model.paligemma_with_expert
+    def image_embedder(self, policy: Any) -> ImageEmbedder:
+        return paligemma_embedder(policy)
 
     def state_of(self, policy: Any, batch: Batch) -> tuple[Tensor, ...]:
         """The state, if the model takes it as a separate argument."""

@@ -9,7 +9,15 @@ from lerobot.policies.common.vla_utils import prepare_attention_masks_4d
 from lerobot.utils.constants import ACTION_TOKEN_MASK, ACTION_TOKENS
 from torch import Tensor
 
-from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Layer, Output, PolicyAdapter, Tokens
+from lerobot_craft.policies.adapter import (
+    Batch,
+    Demonstration,
+    Fixed,
+    Layer,
+    Output,
+    PolicyAdapter,
+    Tokens,
+)
 from lerobot_craft.policies.paligemma import (
     BACKBONE,
     PrefixLayout,
@@ -17,9 +25,10 @@ from lerobot_craft.policies.paligemma import (
     deepest,
     language_model,
     language_of,
+    paligemma_embedder,
     prefix_reach,
 )
-from lerobot_craft.policies.taps import mode, taps
+from lerobot_craft.policies.taps import ImageEmbedder, mode, taps
 
 
 class PI0FastAdapter(PolicyAdapter):
@@ -31,6 +40,10 @@ class PI0FastAdapter(PolicyAdapter):
     train_mode = True
     fixed_names = ("tokens", "token_mask")
     readout = (f"{BACKBONE}.model.language_model.norm", f"{BACKBONE}.lm_head")
+
+    @override
+    def image_embedder(self, policy: Any) -> ImageEmbedder:
+        return paligemma_embedder(policy)
 
     @override
     def stacks(self, policy: Any) -> dict[str, int]:

@@ -13,7 +13,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.policies.adapter import Batch, Fixed, Layer, Tokens
 from lerobot_craft.policies.flow import FlowAdapter
 from lerobot_craft.policies.paligemma import decoder_taps, deepest, language_of
-from lerobot_craft.policies.taps import outputs_of, taps, token_count, valid_everywhere
+from lerobot_craft.policies.taps import ImageEmbedder, outputs_of, taps, token_count, valid_everywhere
 
 EXPERT = "expert"
 _VLM = "model.vlm_with_expert.vlm.model"
@@ -66,8 +66,10 @@ class SmolVLAAdapter(FlowAdapter):
         )
 
     @override
-    def backbone(self, policy: Any) -> Any:
-        return policy.model.vlm_with_expert
+    def image_embedder(self, policy: Any) -> ImageEmbedder:
+        module = policy.model.vlm_with_expert
+        vlm = module.get_vlm_model()
+        return ImageEmbedder(module, (vlm.vision_model, vlm.connector))
 
     @override
     def own_actions(self, policy: Any, batch: Batch, noise: Tensor) -> Tensor:

@@ -5,15 +5,23 @@ layers never fire. They do call their norm modules, and the input of the norm af
 tap is a forward-pre-hook on the module that receives the wanted value.
 """
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from traceback import clear_frames
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 _COMPILED = "_torchdynamo_orig_callable"  # on what torch.compile makes of a function
+
+
+class ImageEmbedder(NamedTuple):
+    """What turns images into tokens."""
+
+    module: Any  # its `embed_image` takes the images of one camera, [B, C, H, W], and returns tokens, [B, n, D]
+    parts: Sequence[nn.Module]  # what it uses
 
 
 class _ReachedLastTapError(Exception):
@@ -68,21 +76,107 @@ def outputs_of(module: nn.Module) -> Iterator[list[Tensor]]:
 @contextmanager
 def embedded_once(module: Any) -> Generator[None]:
     """Let `module.embed_image` compute equal images once within this context, e.g. for passes that differ in noise."""
-    embed, seen = module.embed_image, list[tuple[Tensor, Tensor]]()
+    with _embedded_by(module, lambda image, position: module.embed_image(image)):
+        yield
 
-    def once(image: Tensor) -> Tensor:
+
+@contextmanager
+def _embedded_by(module: Any, embed: Callable[[Tensor, int], Tensor]) -> Generator[None]:
+    """Let `embed` do the work of `module.embed_image` within this context; equal images are embedded once.
+
+    Args:
+        module: What embeds images.
+        embed: Takes the images and the position of the call among all calls in this context. While it runs,
+            `module.embed_image` is what it was before.
+    """
+    seen, positions, before = list[tuple[Tensor, Tensor]](), count(), vars(module).get("embed_image")
+
+    def restore() -> None:
+        del module.embed_image  # the class's own shows again
+        if before is not None:
+            module.embed_image = before
+
+    def once(images: Tensor) -> Tensor:
+        position = next(positions)
         for known, result in seen:
-            if known.dtype == image.dtype and torch.equal(known, image):
+            if known.dtype == images.dtype and torch.equal(known, images):
                 return result
-        embedded: Tensor = embed(image)
-        seen.append((image, embedded))
+        restore()
+        try:
+            embedded = embed(images, position)
+        finally:
+            module.embed_image = once
+        seen.append((images, embedded))
         return embedded
 
     module.embed_image = once
     try:
         yield
     finally:
-        del module.embed_image  # the class's own shows again
+        restore()
+
+
+class KnownImages:
+    """What an untrained vision tower makes of anchors' images: computed at the first visit, then looked up.
+
+    Every image is embedded by itself, so its bits do not depend on the others of a batch: a resumed run and any number
+    of ranks get the same ones.
+
+    Args:
+        embedder: What embeds images. None, or if a part of it is trained or drops values: nothing is looked up.
+        limit: Bytes that are kept at most.
+    """
+
+    def __init__(self, embedder: ImageEmbedder | None, limit: int) -> None:
+        constant = embedder is not None and all(map(_is_constant, embedder.parts))
+        self._module = embedder.module if embedder is not None and constant else None
+        self._limit = limit
+        self._kept: dict[tuple[int, int], Tensor] = {}  # by anchor and camera, on the host
+        self.nbytes = 0
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether any image is."""
+        return self._module is not None
+
+    @contextmanager
+    def of(self, anchors: Sequence[int] | None, module: Any | None = None) -> Generator[None]:
+        """Look up embeddings within this context.
+
+        Args:
+            anchors: Whose images pass, in the order of the batch; None: unknown, so nothing is looked up.
+            module: A copy of the module with the same weights, which embeds them; None: the module itself.
+        """
+        if self._module is None or anchors is None:
+            yield
+            return
+        module = self._module if module is None else module
+
+        def look_up(images: Tensor, position: int) -> Tensor:
+            each = zip(anchors, images.split(1), strict=True)
+            tokens = [self._embedded(module, image, (anchor, position)) for anchor, image in each]
+            return torch.cat(tokens).to(images.device)
+
+        with _embedded_by(module, look_up):
+            yield
+
+    def _embedded(self, module: Any, image: Tensor, key: tuple[int, int]) -> Tensor:
+        """[1, tokens, D] on the host."""
+        if (known := self._kept.get(key)) is not None:
+            return known
+        with torch.no_grad():
+            embedded: Tensor = module.embed_image(image).cpu()
+        if self.nbytes + embedded.nbytes <= self._limit:
+            self._kept[key] = embedded
+            self.nbytes += embedded.nbytes
+        return embedded
+
+
+def _is_constant(module: nn.Module) -> bool:
+    # transformers' attention keeps the rate of its dropout as a number
+    rates = [getattr(part, "p" if isinstance(part, nn.Dropout) else "dropout", 0) for part in module.modules()]
+    drops = any(isinstance(rate, float) and rate > 0 for rate in rates)
+    return not drops and not any(parameter.requires_grad for parameter in module.parameters())
 
 
 @contextmanager

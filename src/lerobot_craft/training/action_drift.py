@@ -31,7 +31,7 @@ from lerobot_craft.io.files import write_atomically
 from lerobot_craft.lerobot_api.pretrained import autocast
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
 from lerobot_craft.policies import adapter_for, mode, unwrapped
-from lerobot_craft.training.anchor_batches import policy_inputs, usable_units
+from lerobot_craft.training.anchor_batches import looked_up, policy_inputs, usable_units
 from lerobot_craft.training.anchor_source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Context, Method
@@ -125,6 +125,7 @@ class ActionProbe:
         self._loss_type = self._retained.loss_types(self._adapter)[0]
         self.tasks = anchors.tasks
         self._batches = batches
+        self._images = anchors.images
         self._units = self._shared_units(self._own_errors(anchors), same_units)
         self.num_anchors = sum(len(batch) for batch in batches)
         self.in_own_error = self._units is not None
@@ -197,7 +198,8 @@ class ActionProbe:
                 drift_of = functools.partial(
                     student_drift, self._adapter, policy, batch, anchors.columns, self._retained, self._loss_type
                 )
-                with autocast(self._config):
+                known = looked_up(self._images, anchors.rows, self._retained, self._adapter, policy)
+                with autocast(self._config), known:
                     drift = run_in(policy, drift_of)
                 drifts.append(drift.double().cpu())
         return self._per_task(torch.cat(drifts))
@@ -321,7 +323,7 @@ def _read(path: Path, anchors: Anchors, batch_size: int) -> tuple[Tensor, list[A
     batches = []
     for rows in torch.arange(len(chosen)).split(batch_size):
         raw = anchors.take(chosen[rows]).raw
-        batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows]))
+        batches.append(AnchorBatch(raw, take(columns, rows), instruction[rows], rows=chosen[rows].tolist()))
     return chosen, batches
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ from lerobot_craft.lerobot_api.pretrained import PolicyConfig, autocast, load_po
 from lerobot_craft.lerobot_api.processors import Processor, policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
 from lerobot_craft.policies import Batch, PolicyAdapter, adapter_for, mode, unwrapped
-from lerobot_craft.policies.taps import remove_compiled
+from lerobot_craft.policies.taps import KnownImages, remove_compiled
 from lerobot_craft.training.methods.method import Context, Cost
 
 
@@ -160,6 +160,7 @@ class CachedAnchors:
         self.source: str = loader.manifest.anchor_source
         self.stored_bytes = sum(shard.bytes for shard in loader.manifest.shards)
         columns = loader.store.take(torch.arange(self.num_anchors), ["instruction", "cross"])
+        self.images = known_images(context)
         self.instructions: Tensor = columns["instruction"].long()  # type: ignore[union-attr]  # rows of one shape
         self.cross: Tensor = columns["cross"].bool()  # type: ignore[union-attr]
 
@@ -188,7 +189,7 @@ class CachedAnchors:
         if self._context.resumed:
             return None
         columns = self._ask(anchors, indices)
-        return None if columns is None else AnchorBatch(anchors.raw, columns, anchors.instruction)
+        return None if columns is None else dataclasses.replace(anchors, columns=columns)
 
     def _ask(self, anchors: AnchorBatch, indices: Tensor) -> Columns | None:
         adapter, teacher = self._adapter, self._context.teacher
@@ -219,6 +220,7 @@ class CachedAnchors:
         return [
             Cost("anchor cache, mapped from disk", self.stored_bytes),
             Cost("anchors' decoded images", decoded if decoded <= DECODED_BYTES else 0),
+            *_embedded(self.images),
         ]
 
     def identity(self) -> dict[str, Any]:
@@ -227,6 +229,29 @@ class CachedAnchors:
 
 
 KEPT_BYTES = 2**30
+
+
+def known_images(context: Context) -> KnownImages:
+    """The anchors' embedded images, if nothing that embeds them is trained."""
+    adapter = adapter_for(context.teacher.config)
+    # A sharded module is gathered at each call, so all ranks must call it equally often.
+    embedder = None if context.config.shard else adapter.image_embedder(unwrapped(context.policy))
+    return KnownImages(embedder, KEPT_BYTES)
+
+
+def _embedded(images: KnownImages) -> list[Cost]:
+    return [Cost("anchors' embedded images", images.nbytes)] if images.looks_up else []
+
+
+def looked_up(
+    images: KnownImages, rows: Sequence[int] | None, retained: Retained, adapter: PolicyAdapter, policy: Any
+) -> AbstractContextManager[None]:
+    """Within this context the policy looks up what it makes of the images of these anchors.
+
+    Not where hidden states are retained: their adapters count tokens by watching the vision tower work.
+    """
+    embedder = adapter.image_embedder(policy)
+    return images.of(None if retained.layers or embedder is None else rows, embedder and embedder.module)
 
 
 class FramesInMemory:
@@ -321,6 +346,7 @@ class OnlineAnchors:
         self._student = context.policy
         self._copy = None if hasattr(context.policy, "disable_adapter") else frozen_teacher(context)
         self._frames = FramesInMemory(job, self._make_states())
+        self.images = known_images(context)
         self.retained = job.retained.once()  # every visit draws anew
         self._actions = Action(top_k=context.config.top_k)
         self.tasks: Sequence[str] = job.plan.instructions
@@ -363,9 +389,13 @@ class OnlineAnchors:
         """The frozen copy, and frames that were read."""
         frames = Cost("anchors' frames in memory, at most", self._frames.bytes_at_most(self.num_anchors))
         if self._copy is None:
-            return [frames]
+            return [frames, *_embedded(self.images)]
         tensors = [*self._copy.parameters(), *self._copy.buffers()]
-        return [Cost("frozen copy of the teacher", sum(tensor.nbytes for tensor in tensors)), frames]
+        return [
+            Cost("frozen copy of the teacher", sum(tensor.nbytes for tensor in tensors)),
+            frames,
+            *_embedded(self.images),
+        ]
 
     def identity(self) -> dict[str, Any]:
         """The recipe: teacher, frames, instructions and values."""
@@ -377,7 +407,8 @@ class OnlineAnchors:
         parts: list[tuple[npt.NDArray[np.int64], RawBatch, Columns]] = []
         for places in plan.alike(rows):  # these have the same keys, others may not
             raw = self._frames.read(rows[places])
-            parts.append((places, raw, self._columns(raw, [rngs[place] for place in places], retained)))
+            chosen = [rngs[place] for place in places]
+            parts.append((places, raw, self._columns(rows[places].tolist(), raw, chosen, retained)))
         order = torch.from_numpy(np.concatenate([places for places, _, _ in parts])).argsort()
         raw = {
             name: torch.cat([raw[name] for _, raw, _ in parts]).index_select(0, order)
@@ -386,7 +417,7 @@ class OnlineAnchors:
         }
         raw["task"] = [plan.instructions[index] for index in plan.instruction[rows]]
         columns = take(concatenate(columns for _, _, columns in parts), order)
-        return AnchorBatch(raw, columns, self.instructions[indices])
+        return AnchorBatch(raw, columns, self.instructions[indices], rows=indices.tolist())
 
     def _make_states(self) -> MadeStates:
         if self._copy is not None:
@@ -394,13 +425,17 @@ class OnlineAnchors:
         with adapter_off(self._student):
             return self._job.make_states(unwrapped(self._student))
 
-    def _columns(self, raw: RawBatch, rngs: Sequence[np.random.Generator], retained: Retained) -> Columns:
+    def _columns(
+        self, rows: Sequence[int], raw: RawBatch, rngs: Sequence[np.random.Generator], retained: Retained
+    ) -> Columns:
         teacher, adapter = self._job.teacher, self._job.adapter
         batch = policy_inputs(raw, teacher.preprocessor)
-        if self._copy is not None:
-            return ask(adapter, self._copy, teacher.config, batch, retained, rngs)
-        with adapter_off(self._student):
-            return ask(adapter, unwrapped(self._student), teacher.config, batch, retained, rngs)
+        policy = unwrapped(self._student) if self._copy is None else self._copy
+        with (
+            adapter_off(self._student) if self._copy is None else nullcontext(),
+            looked_up(self.images, rows, retained, adapter, policy),
+        ):
+            return ask(adapter, policy, teacher.config, batch, retained, rngs)
 
     def _measure(self) -> tuple[list[Scale], dict[str, dict[str, float]]]:
         """Scales as a cache has them, over the plan's beginning, which is spread over its instructions."""

@@ -32,6 +32,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.io.files import plain_errors
 from lerobot_craft.lerobot_api.datasets import lerobot_home
 from lerobot_craft.policies import adapter_for, unwrapped
+from lerobot_craft.policies.taps import KnownImages
 from lerobot_craft.training.anchor_batches import CachedAnchors, OnlineAnchors, adapter_off
 from lerobot_craft.training.config import LOSS_TYPES, CraftConfig
 from lerobot_craft.training.methods.method import Context, Cost
@@ -125,6 +126,7 @@ class Anchors(Protocol):
         directory: Of the cache; None for an online teacher.
         source: Where their inputs come from: `dataset`, `cross` or `both`.
         stored_bytes: Of the cache on disk; 0 for an online teacher.
+        images: What an untrained vision tower makes of their images.
     """
 
     retained: Retained
@@ -135,6 +137,7 @@ class Anchors(Protocol):
     directory: Path | None
     source: str
     stored_bytes: int
+    images: KnownImages
 
     def batch(self, step: int, batch_size: int, rank: int, world_size: int) -> AnchorBatch:
         """The anchors of the n-th anchor step, counted from 0; a function of the arguments and the run's seed."""

@@ -34,6 +34,8 @@ from lerobot_craft.core.gradients import Gradients
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.features import Shape
 from lerobot_craft.policies import PolicyAdapter, mode, unwrapped
+from lerobot_craft.policies.taps import KnownImages
+from lerobot_craft.training.anchor_batches import KEPT_BYTES, looked_up
 
 _aten = torch.ops.aten
 
@@ -252,6 +254,7 @@ class Anchoring:
         retained: Which values are retained.
         loss_type: How they are compared; None: by the default of their kind.
         rows: Anchors in a step.
+        looks_up_images: Whether images are embedded once, if nothing that embeds them is trained.
         beside: Further modes on the same anchors.
     """
 
@@ -259,6 +262,7 @@ class Anchoring:
     retained: Retained
     loss_type: str | None
     rows: int
+    looks_up_images: bool = True
     beside: tuple[Retained, ...] = ()
 
 
@@ -271,12 +275,14 @@ class Sizes:
         peaks: By phase; a phase that could not be imitated is missing.
         unknown: By phase, why it is missing.
         operations: Floating-point operations of matrix products, convolutions and attention, by pass.
+        embedded_bytes: Of an anchor's images as an untrained vision tower has embedded them; 0 if it is trained.
     """
 
     parts: dict[str, int]
     peaks: dict[str, Peak]
     unknown: dict[str, str]
     operations: dict[str, int]
+    embedded_bytes: int = 0
 
 
 class Step:
@@ -307,6 +313,7 @@ class Step:
         self._parts: dict[str, int] = {}
         self._unknown: dict[str, str] = {}
         self._operations: dict[str, int] = {}
+        self._embedded_bytes = 0
 
     def take(self, rows: int, anchoring: Anchoring | None, share: float = 1.0, micro_batches: int = 1) -> Sizes:
         """Take it.
@@ -332,7 +339,7 @@ class Step:
             self._try(ANCHOR_PASS, lambda: self._anchor_pass(anchoring))
         self._try(OPTIMIZER_STEP, self._optimizer_steps)
         peaks = {phase: self._peak(phase, share) for phase in PHASES if ledger.has(phase)}
-        return Sizes(parts, peaks, self._unknown, self._operations)
+        return Sizes(parts, peaks, self._unknown, self._operations, self._embedded_bytes)
 
     def _peak(self, phase: str, share: float) -> Peak:
         divided = dict.fromkeys(DIVIDED, share)
@@ -375,16 +382,24 @@ class Step:
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
         self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
 
+        images = KnownImages(adapter.image_embedder(student) if anchoring.looks_up_images else None, KEPT_BYTES)
+
+        def drift_of(retained: Retained, columns: Columns) -> Tensor:
+            known = looked_up(images, range(anchoring.rows), retained, adapter, student)
+            with mode(student, train=adapter.train_mode), self._autocast(), known:
+                return student_drift(adapter, student, batch, columns, retained, anchoring.loss_type)
+
         def loss() -> Tensor:
-            with mode(student, train=adapter.train_mode), self._autocast():
-                drifts = [
-                    student_drift(adapter, student, batch, columns, each, anchoring.loss_type)
-                    for each, columns in asked.items()
-                ]
-                drift = torch.cat(drifts).sum()
+            drift = torch.cat([drift_of(each, columns) for each, columns in asked.items()]).sum()
             if not drift.requires_grad:
                 raise CraftError(f"retention reaches nothing that is trained: {adapter.how_to_reach(student)}")
             return drift
+
+        with torch.no_grad():  # the first visit, if images are looked up from the second on
+            for each, columns in asked.items() if images.looks_up else ():
+                drift_of(each, columns)
+        # Without values all cameras are equal, and only the first is kept.
+        self._embedded_bytes = images.nbytes // anchoring.rows * max(1, len(student.config.image_features))
 
         gradients: Gradients = []
         if self._accumulates:

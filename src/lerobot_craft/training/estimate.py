@@ -135,7 +135,8 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
         retained,
         loss_type,
         craft.anchor_batch_size or cfg.batch_size,
-        tuple(other for other, _ in others),
+        looks_up_images=not craft.shard,
+        beside=tuple(other for other, _ in others),
     )
     return MethodParts(rows, anchoring, manifest, kept)
 
@@ -182,8 +183,15 @@ def _with_gradient(parameter: nn.Parameter) -> int:
     return parameter.nbytes * (2 if parameter.requires_grad else 1)
 
 
-def host_parts(cfg: Any, craft: CraftConfig, parts: MethodParts) -> dict[str, int]:
-    """Bytes that a run keeps in the machine's own memory, by what they are; reached once every anchor was visited."""
+def host_parts(cfg: Any, craft: CraftConfig, parts: MethodParts, embedded_bytes: int = 0) -> dict[str, int]:
+    """Bytes that a run keeps in the machine's own memory, by what they are; reached once every anchor was visited.
+
+    Args:
+        cfg: lerobot's config.
+        craft: `--craft.*`.
+        parts: What the method needs.
+        embedded_bytes: Of an anchor's embedded images, if they are looked up.
+    """
     pixels = sum(math.prod(feature.shape) for feature in cfg.policy.image_features.values())  # a byte each
     if craft.enabled and craft.method == "er":
         return {"old frames": craft.replay_frames * (pixels * _FLOAT32 + _numbers(cfg))}
@@ -191,10 +199,11 @@ def host_parts(cfg: Any, craft: CraftConfig, parts: MethodParts) -> dict[str, in
         return {}
     asked = num_anchors(craft.num_anchors, craft.old_frames, parts.anchoring.adapter)
     count = parts.manifest.num_anchors if parts.manifest else asked
+    embedded = {"anchors' embedded images": min(KEPT_BYTES, count * embedded_bytes)} if embedded_bytes else {}
     if craft.teacher == "online":
-        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + _numbers(cfg)))}
+        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + _numbers(cfg)))} | embedded
     decoded = count * pixels
-    found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0}
+    found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0} | embedded
     if parts.manifest is not None:
         found["anchor cache, mapped from disk"] = sum(shard.bytes for shard in parts.manifest.shards)
     return found
@@ -415,7 +424,8 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     notes += _arithmetic(sizes.operations, craft.retention_freq)
     notes += _remarks(cfg, craft, options, parts, device)
     title = _title(cfg, craft, options, parts, policy, device)
-    return make_estimate(title, sizes, constant, share(options), host_parts(cfg, craft, parts), notes)
+    host = host_parts(cfg, craft, parts, sizes.embedded_bytes)
+    return make_estimate(title, sizes, constant, share(options), host, notes)
 
 
 def _metadata(cfg: Any, notes: list[str]) -> Any | None:

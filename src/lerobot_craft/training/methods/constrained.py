@@ -21,7 +21,7 @@ from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import PolicyAdapter, adapter_for, mode, unwrapped
 from lerobot_craft.training.action_drift import ActionDrift, ActionProbe, spared
-from lerobot_craft.training.anchor_batches import policy_inputs
+from lerobot_craft.training.anchor_batches import looked_up, policy_inputs
 from lerobot_craft.training.anchor_source import Anchors, mode_of, open_all
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.freeze import freeze_readout
@@ -208,7 +208,8 @@ class Constrained(Method):
             draw=anchors.draw,
             layer_scales=part.layer_scales,
         )
-        with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast():
+        known = looked_up(part.anchors.images, anchors.rows, part.anchors.retained, self._adapter, policy)
+        with mode(policy, train=self._adapter.train_mode), context.accelerator.autocast(), known:
             per_sample = run_in(policy, drift)
             dtype = _computed_in(policy, per_sample.device.type)
         return per_sample, dtype
