@@ -35,7 +35,8 @@ SPECIFIED = {
 }
 # Where the bench knows better (docs/bench.md).
 MEASURED = {
-    "anchor_batch_size": 0,  # as many as new samples
+    "anchor_share": None,  # by the policy: three eighths of a batch
+    "anchor_batch_size": 0,  # as many as new samples, where they come on top
     "retention_freq": 1,
     "retention_mode": "action",
     "anchor_source": "auto",
@@ -56,6 +57,7 @@ OTHER = {
     "save_minutes": 2.5,
     "strict": True,
     "anchor_cache_dir": Path("caches/a=b"),
+    "anchor_share": 0.25,
     "anchor_batch_size": 3,
     "accumulate": 2,
     "retention_freq": 2,
@@ -162,6 +164,7 @@ def test_what_is_unset_is_the_specifications_where_a_cache_is_built(name, specif
 REFUSED = {
     "method": (["magic"], r"--craft.method must be one of craft, naive, .*; got 'magic'"),
     "normalization": (["none"], r"--craft.normalization must be one of keep, merge, replace; got 'none'"),
+    "anchor_share": ([-0.1, 1.0, math.nan], r"--craft.anchor_share must be 0 or more and less than 1; got"),
     "anchor_batch_size": ([-1], r"--craft.anchor_batch_size must be 0 or more; got -1"),
     "retention_freq": ([0], r"--craft.retention_freq must be at least 1; got 0"),
     "retention_mode": (["logits"], r"--craft.retention_mode must be one of hidden, token_ce, action; got 'logits'"),
@@ -396,3 +399,39 @@ def test_saved_settings_that_are_none_are_refused_by_file_and_name(content, prob
     with pytest.raises(CraftError, match=rf"{CRAFT_CONFIG_FILE}.*{problem}.* copy the checkpoint again") as refusal:
         parse_flags(CraftConfig, flags, "craft train", saved)
     assert str(saved) in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "craft", "new", "anchors"),
+    [
+        (64, {}, 40, 24),
+        (8, {}, 5, 3),
+        (2, {}, 1, 1),
+        (1, {}, 1, 1),  # on top: there is nothing to divide
+        (64, {"anchor_share": 0.9}, 6, 58),
+        (2, {"anchor_share": 0.9}, 1, 1),
+        (64, {"anchor_share": 0.001}, 63, 1),
+        (64, {"anchor_share": 0.0}, 64, 64),
+        (64, {"anchor_share": 0.0, "anchor_batch_size": 16}, 64, 16),
+        (64, {"anchor_batch_size": 16}, 64, 16),
+        (64, {"retention_freq": 5}, 64, 64),
+        (64, {"method": "lwf"}, 64, 64),
+    ],
+    ids=str,
+)
+def test_anchors_take_places_of_a_batch(batch_size, craft, new, anchors):
+    settled = CraftConfig(enabled=True, **craft).divided(batch_size, in_tokens=False)
+    assert (settled.new_samples(batch_size), settled.anchor_batch_size) == (new, anchors)
+    again = settled.divided(batch_size, in_tokens=False)  # as a resumed run does
+    assert (again.new_samples(batch_size), again.anchor_batch_size) == (new, anchors)
+
+
+def test_anchors_of_a_token_policy_come_on_top_unless_a_share_is_given():
+    settled = CraftConfig(enabled=True).divided(32, in_tokens=True)
+    assert (settled.new_samples(32), settled.anchor_batch_size) == (32, 32)
+    settled = CraftConfig(enabled=True, anchor_share=0.375).divided(32, in_tokens=True)
+    assert (settled.new_samples(32), settled.anchor_batch_size) == (20, 12)
+
+
+def test_with_craft_off_new_samples_have_the_whole_batch():
+    assert CraftConfig(anchor_share=0.5).new_samples(64) == 64

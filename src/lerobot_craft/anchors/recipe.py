@@ -68,8 +68,8 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
 
 
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
-    """Draws per anchor: as asked for, or (None) at most the number of visits that training makes."""
-    return asked or min(BuildConfig.num_draws, max(1, visits // anchors))
+    """Draws per anchor: as asked for, or (None) one for every two visits that training makes."""
+    return asked or min(BuildConfig.num_draws, max(1, visits // (2 * anchors)))
 
 
 def most_visits(adapter: PolicyAdapter) -> float | None:

@@ -233,6 +233,7 @@ def make_data(
     step: int,
     *,
     preload: bool = False,
+    samples: int | None = None,
     micro_batches: int = 1,
 ) -> Data:
     """Data loaders as in lerobot-train, positioned after `step` steps.
@@ -244,11 +245,12 @@ def make_data(
         accelerator: The `Accelerator`.
         step: Steps already taken.
         preload: Read everything into memory first: the same batches, faster.
+        samples: Of a micro-batch; None: `--batch_size`.
         micro_batches: How many make up a step. They come as one batch, on the host: the same samples, and the same
             place in the data after a resume, as if it were not divided.
     """
     sampler, epoch, start = None, 0, 0
-    frames = cfg.batch_size * micro_batches
+    frames = (samples or cfg.batch_size) * micro_batches
     if not cfg.dataset.streaming:
         sampler, epoch, start = _sampler(cfg, dataset, accelerator, step, frames)
     samples, kept_back = dataset, None if held_out is None else _capped(held_out, cfg.max_eval_samples)

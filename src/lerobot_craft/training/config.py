@@ -25,6 +25,7 @@ TeacherKind = Literal["cache", "online"]
 AnchorSource = Literal["auto", "dataset", "cross", "both"]
 EpsilonUnit = Literal["teacher", "absolute"]
 
+ANCHOR_SHARE = 0.375  # of a batch: decision 0041
 _TOGETHER = "+"  # between modes that are retained together
 LOSS_TYPES = ("mse", "cosine", "l1", "kl")
 
@@ -98,7 +99,11 @@ class CraftConfig:
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Anchors per anchor step (and rank, and micro-batch); 0: as many as new samples, --batch_size.
+    # Share of the places of --batch_size that anchors take from new samples, so that a step costs what a plain one
+    # costs. 0: anchors come on top. Unset: 0.375; 0 for a policy that answers in tokens (pi0_fast), and where
+    # anchor_batch_size or retention_freq is given.
+    anchor_share: float | None = None
+    # Anchors on top of --batch_size per anchor step (and rank, and micro-batch); 0: as many as that.
     anchor_batch_size: int = 0
     # Micro-batches per optimizer step (and rank), each of --batch_size new frames and anchor_batch_size anchors: the
     # step of one batch as large as all of them, in the memory of one of them.
@@ -292,6 +297,8 @@ class CraftConfig:
                 raise CraftError(f"--craft.{name} must be 0 or more; got {getattr(self, name)}")
         if not 0 <= self.save_minutes < math.inf:
             raise CraftError(f"--craft.save_minutes must be 0 or more, and finite; got {self.save_minutes}")
+        if self.anchor_share is not None and not 0 <= self.anchor_share < 1:
+            raise CraftError(f"--craft.anchor_share must be 0 or more and less than 1; got {self.anchor_share}")
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
                 raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
@@ -310,6 +317,26 @@ class CraftConfig:
             where = None if self.anchor_cache_dir is None else self.anchor_cache_dir / mode_named(name).mode
             found.append(replace(self, retention_mode=name, anchor_cache_dir=where))
         return found
+
+    def divided(self, batch_size: int, *, in_tokens: bool) -> "CraftConfig":
+        """The same with the numbers of anchors and new samples in a batch settled.
+
+        Args:
+            batch_size: `--batch_size`.
+            in_tokens: Whether the policy answers in tokens.
+        """
+        share = self.anchor_share
+        if share is None:
+            on_top = in_tokens or self.anchor_batch_size > 0 or self.retention_freq > 1 or self.method != "craft"
+            share = 0.0 if on_top else ANCHOR_SHARE
+        if share == 0 or batch_size == 1:  # a single place cannot be divided
+            return replace(self, anchor_share=0.0, anchor_batch_size=self.anchor_batch_size or batch_size)
+        anchors = min(batch_size - 1, max(1, round(share * batch_size)))
+        return replace(self, anchor_share=share, anchor_batch_size=anchors)
+
+    def new_samples(self, batch_size: int) -> int:
+        """How many of a batch's places new samples have, once it is `divided`."""
+        return batch_size - self.anchor_batch_size if self.enabled and self.anchor_share else batch_size
 
     def following(self) -> "CraftConfig":
         """The same where multipliers follow the drift on real frames that are kept out of training."""
@@ -412,6 +439,7 @@ class CraftConfig:
 class DocumentsConfig(CraftConfig):
     """Hidden states are retained at every fifth step, on 16 anchors, with multipliers that may fall to 0."""
 
+    anchor_share: float | None = 0.0
     anchor_batch_size: int = 16
     retention_freq: int = 5
     retention_mode: str = DocumentsBuild.retention_mode

@@ -110,7 +110,9 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
     if not craft.enabled:
         return MethodParts(cfg.batch_size)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    rows, kept = cfg.batch_size, {}
+    adapter = adapter_for(cfg.policy)
+    craft = craft.divided(cfg.batch_size, in_tokens=adapter.output_kind == "logits")
+    rows, kept = craft.new_samples(cfg.batch_size), {}
     if craft.master_weights:
         kept["float32 copies of bfloat16 weights"] = sum(
             _FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
@@ -127,14 +129,13 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
     if craft.teacher == "online" and not hasattr(policy, "disable_adapter"):
         student = unwrapped(policy)
         kept["frozen copy of the teacher"] = sum(t.nbytes for t in (*student.parameters(), *student.buffers()))
-    adapter = adapter_for(cfg.policy)
     (retained, manifest), *others = [_retained(own, adapter, unwrapped(policy)) for own in craft.by_mode()]
     loss_type = None if craft.method == "lwf" else craft.loss_type
     anchoring = Anchoring(
         adapter,
         retained,
         loss_type,
-        craft.anchor_batch_size or cfg.batch_size,
+        craft.anchor_batch_size,
         looks_up_images=not craft.shard,
         beside=tuple(other for other, _ in others),
     )

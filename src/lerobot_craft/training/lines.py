@@ -175,7 +175,7 @@ def _anchor_lines(
     of_tasks = f" of {count(len(tasks), 'old task')}" if tasks else ""
     return [
         f"Anchor cache: {cache_dir if cache_dir is not None else 'none, the teacher is online'}",
-        f"Anchor batch size: {config.anchor_batch_size}",
+        f"Anchor batch size: {config.anchor_batch_size}{' in place of new samples' if config.anchor_share else ''}",
         f"Retention frequency K: every {count(config.retention_freq, 'step')}",
         f"Number of anchors: {'unknown' if anchors is None else anchors}{of_tasks}",
         *(f"  {task!r}" for task in tasks),

@@ -101,7 +101,7 @@ class Session:
     @property
     def step_frames(self) -> int:
         """New frames that this process takes in a step."""
-        return int(self.cfg.batch_size * self.craft.accumulate)
+        return self.craft.new_samples(self.cfg.batch_size) * self.craft.accumulate
 
     def to_batch(self, raw: Any) -> dict[str, Any]:
         """What the policy sees of a batch of the data loader."""
@@ -156,7 +156,14 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
         # Of a sharded run the optimizer's state is read once there are parts to put it into.
         step = read_training_state(cfg.checkpoint_path, None if craft.shard else optimizer, scheduler)
     data = parts.make_data(
-        cfg, dataset, held_out, accelerator, step, preload=craft.preload, micro_batches=craft.accumulate
+        cfg,
+        dataset,
+        held_out,
+        accelerator,
+        step,
+        preload=craft.preload,
+        samples=craft.new_samples(cfg.batch_size),
+        micro_batches=craft.accumulate,
     )
     began = time.perf_counter()
     probe = before = remembered = carried = None
@@ -211,10 +218,10 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
 def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
     adapter = adapter_for(cfg.policy)
-    size = craft.anchor_batch_size or cfg.batch_size
-    visits = cfg.steps // craft.retention_freq * size * craft.accumulate * ranks
+    craft = craft.divided(cfg.batch_size, in_tokens=adapter.output_kind == "logits")
+    visits = cfg.steps // craft.retention_freq * craft.anchor_batch_size * craft.accumulate * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
-    return dataclasses.replace(craft, anchor_batch_size=size, num_draws=draws)
+    return dataclasses.replace(craft, num_draws=draws)
 
 
 def _worded(
