@@ -240,7 +240,7 @@ def known_images(context: Context) -> KnownImages:
 
 
 def _embedded(images: KnownImages) -> list[Cost]:
-    return [Cost("anchors' embedded images", images.nbytes)] if images.looks_up else []
+    return [Cost("anchors' embedded images", images.nbytes)] if images.nbytes else []
 
 
 def looked_up(
