@@ -48,7 +48,7 @@ def test_a_policy_that_answers_in_tokens_draws_from_old_frames_where_there_are_s
     ("asked", "source", "sentence"),
     [
         ("old_frames", "cross", "which has old frames to make anchors from; this is cross"),
-        ("dreams", "both", "--draw_from=dreams is not known. Use auto, old_frames, statistics"),
+        ("dreams", "both", "draw_from=dreams is not known. Use auto, old_frames, statistics"),
     ],
 )
 def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
@@ -66,7 +66,7 @@ def test_no_more_draws_than_visits(visits, expected):
 def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
     config = BuildConfig(
         output_dir=tmp_path,
-        dataset=DatasetFlags("local/old", str(anchor_data / "old")),
+        old_dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
         old_frames=6,
     )
