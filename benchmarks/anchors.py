@@ -98,8 +98,8 @@ def make_teacher(policy_type: str, root: Path, options: argparse.Namespace) -> T
 def job_of(kind: str, teacher: Teacher, root: Path, options: argparse.Namespace) -> Job:
     config = BuildConfig(
         output_dir=root / "unused",
-        dataset=DatasetFlags("local/old", str(root / "old")),
-        num_samples=options.anchors,
+        old_dataset=DatasetFlags("local/old", str(root / "old")),
+        num_anchors=options.anchors,
         batch_size=options.batch,
         **KINDS[kind],
     )

@@ -63,8 +63,9 @@ def same_recipe(checkpoint: Path, directory: Path, anchors: int) -> BuildConfig:
     new = json.loads((checkpoint / "train_config.json").read_text())["dataset"]
     known = {field.name for field in dataclasses.fields(CraftConfig)} - {"anchor_cache_dir", "old_dataset"}
     craft = CraftConfig(**{name: value for name, value in saved.items() if name in known})
-    config = craft.build_config(directory, DatasetFlags(new["repo_id"], new["root"] or ""), OTHER_SEED)
-    return dataclasses.replace(config, num_samples=anchors)
+    new_dataset = DatasetFlags(new["repo_id"], new["root"] or "")
+    settings = craft.anchor_settings() | {"num_anchors": anchors}
+    return BuildConfig(**settings, output_dir=directory, new_dataset=new_dataset, seed=OTHER_SEED)
 
 
 def as_markdown(rows: list[dict[str, Any]]) -> str:

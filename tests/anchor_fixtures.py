@@ -75,7 +75,7 @@ def opened_once():
 
     known = {}
 
-    def opened(repo_id, root=None, revision=None, *, policy_config=None, episodes=None):
+    def opened(repo_id, root=None, revision=None, *, policy_config=None, episodes=None, named="dataset"):
         key = repo_id, str(root), policy_config and policy_config.type
         if key not in known:
             known[key] = open_dataset(repo_id, root, revision, policy_config=policy_config, episodes=episodes)
@@ -92,9 +92,9 @@ def build(anchor_data, teachers, tmp_path, opened_once, monkeypatch):
     from lerobot_craft.anchors.recipe import DatasetFlags, DocumentsBuild
 
     def built(policy_type: str, output: str = "cache", policy: tuple[str, ...] = (), **flags) -> Path:
-        flags.setdefault("dataset", DatasetFlags("local/old", str(anchor_data / "old")))
+        flags.setdefault("old_dataset", DatasetFlags("local/old", str(anchor_data / "old")))
         flags.setdefault("new_dataset", DatasetFlags("local/new", str(anchor_data / "new")))
-        settings = {"num_samples": 18, "batch_size": 5, "shard_size": 8, **flags}
+        settings = {"num_anchors": 18, "batch_size": 5, "shard_size": 8, **flags}
         config = DocumentsBuild(output_dir=tmp_path / output, **settings)
         job = prepare(config, teachers(policy_type, *policy))
         if not is_finished(job, config.output_dir):

@@ -38,7 +38,7 @@ MAY_IMPORT = {
         "training",
     },
     "cli": {
-        *("errors", "lerobot_api", "doctor", "anchors", "memory", "tiny", "training"),
+        *("errors", "io", "lerobot_api", "doctor", "anchors", "memory", "tiny", "training"),
         *("evaluation", "report", "bench"),
     },
     "__main__": {"cli"},

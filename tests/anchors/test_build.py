@@ -170,7 +170,7 @@ def test_a_camera_that_the_policy_cannot_do_without_is_missed(build, tmp_path):
 
     other = make_local_dataset(tmp_path / "side", OLD_TASKS, 1, cameras=("observation.images.side",), image_size=64)
     with pytest.raises(CraftError, match=r"has no observation.images.top.*it has observation.images.side"):
-        build("smolvla", dataset=DatasetFlags("local/side", str(other)))
+        build("smolvla", old_dataset=DatasetFlags("local/side", str(other)))
 
 
 def test_pooled_features_have_the_documented_shapes(build):
@@ -246,7 +246,7 @@ def test_videos_are_anchors_too(build, teachers, tmp_path):
     )
     teacher = teachers("smolvla")
     for inputs in ("embedded", "reference"):
-        directory = build("smolvla", inputs, dataset=film, retention_mode="action", inputs=inputs)
+        directory = build("smolvla", inputs, old_dataset=film, retention_mode="action", inputs=inputs)
         assert verify_cache(directory, teacher)[1].holds
 
 
@@ -270,7 +270,11 @@ def test_cross_anchors_hold_new_frames_and_old_instructions(build, anchor_data):
 def test_no_old_frame_is_needed_for_cross(build):
 
     directory = build(
-        "pi0", anchor_source="cross", retention_mode="action", dataset=DatasetFlags(), old_instructions="press it; open"
+        "pi0",
+        anchor_source="cross",
+        retention_mode="action",
+        old_dataset=DatasetFlags(),
+        old_instructions="press it; open",
     )
     assert open_cache(directory).manifest.instructions == ["press it", "open"]
 
@@ -279,39 +283,39 @@ def test_old_instructions_come_from_metadata_alone(build, anchor_data, tmp_path)
 
     shutil.copytree(anchor_data / "old" / "meta", tmp_path / "old" / "meta")  # no frame of the old tasks
     old = DatasetFlags("local/old", str(tmp_path / "old"))
-    directory = build("pi0", anchor_source="cross", retention_mode="action", dataset=old)
+    directory = build("pi0", anchor_source="cross", retention_mode="action", old_dataset=old)
     assert open_cache(directory).manifest.instructions == OLD_TASKS
 
 
 def test_several_datasets_are_one_set_of_skills(build, anchor_data, teachers):
 
     both = DatasetFlags("local/old, local/new", f"{anchor_data / 'old'},{anchor_data / 'new'}")
-    directory = build("smolvla", dataset=both, num_samples=20, retention_mode="action")
+    directory = build("smolvla", old_dataset=both, num_anchors=20, retention_mode="action")
     manifest, reproduction = verify_cache(directory, teachers("smolvla"))
     assert reproduction.holds
     assert manifest.instructions == [*OLD_TASKS, *NEW_TASKS]
     assert manifest.counts == [5, 5, 5, 5]
     assert [len(record.frames) for record in manifest.datasets] == [15, 5]
-    with pytest.raises(CraftError, match=r"names 2 datasets and --dataset.root 1 directories"):
-        build("smolvla", "c", dataset=DatasetFlags("a,b", "/x"))
+    with pytest.raises(CraftError, match=r"names 2 datasets and old_dataset.root 1 directories"):
+        build("smolvla", "c", old_dataset=DatasetFlags("a,b", "/x"))
 
 
 @pytest.mark.parametrize("policy", ["act", "diffusion"])
 def test_a_policy_without_instructions_has_no_cross_anchors(policy, build):
-    with pytest.raises(CraftError, match=r"reads no instruction.*--anchor_source=dataset"):
+    with pytest.raises(CraftError, match=r"reads no instruction.*anchor_source=dataset"):
         build(policy, anchor_source="cross", retention_mode="action")
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if policy != "pi0_fast"])
 def test_token_ce_needs_a_policy_that_writes_tokens(policy, build):
-    with pytest.raises(CraftError, match="--retention_mode=action"):
+    with pytest.raises(CraftError, match="retention_mode=action"):
         build(policy, retention_mode="token_ce")
 
 
 @pytest.mark.parametrize("policy", ["smolvla", "pi0_fast"])
 def test_walked_anchors_are_where_the_teacher_goes(policy, build, teachers):
     """The hand moves, by the teacher's actions; what is seen stays the beginning of an episode."""
-    options = {"anchor_source": "cross", "retention_mode": "action", "walked_states": 0.7, "num_samples": 30}
+    options = {"anchor_source": "cross", "retention_mode": "action", "walked_states": 0.7, "num_anchors": 30}
     directory = build(policy, **options)
     assert verify_cache(directory, teachers(policy))[1].holds
     anchors = open_cache(directory).take(torch.arange(30))
@@ -329,12 +333,12 @@ def test_walked_anchors_are_where_the_teacher_goes(policy, build, teachers):
 
 def test_a_teacher_without_statistics_of_the_state_cannot_walk(build, monkeypatch):
     monkeypatch.setattr("lerobot_craft.anchors.walks.normalizer_stats", lambda preprocessor: {})
-    with pytest.raises(CraftError, match=r"the teacher has no statistics of observation\.state.*--walked_states=0"):
-        build("smolvla", anchor_source="cross", retention_mode="action", walked_states=0.5, num_samples=30)
+    with pytest.raises(CraftError, match=r"the teacher has no statistics of observation\.state.*walked_states=0"):
+        build("smolvla", anchor_source="cross", retention_mode="action", walked_states=0.5, num_anchors=30)
 
 
 def test_fewer_anchors_than_asked_for_are_told_from_frames(build, caplog):
-    build("smolvla", anchor_source="cross", old_instructions="a; b", num_samples=100, walked_states=0.0)
+    build("smolvla", anchor_source="cross", old_instructions="a; b", num_anchors=100, walked_states=0.0)
     assert "72 anchors instead of 100: 72 made from 36 frames, by 2 old instructions. " in caplog.text
-    build("smolvla", "both", anchor_source="both", num_samples=240, old_frames=220, walked_states=0.0)
+    build("smolvla", "both", anchor_source="both", num_anchors=240, old_frames=220, walked_states=0.0)
     assert "anchors instead of 240: 108 old frames and 20 made from " in caplog.text

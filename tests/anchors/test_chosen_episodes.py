@@ -27,7 +27,7 @@ def config(mixed, tmp_path):
         new_dataset=mixed,
         old_instructions="\n".join(KEPT) + "\n",
         anchor_source="cross",
-        num_samples=20,
+        num_anchors=20,
         walked_states=0.5,
     )
 

@@ -102,9 +102,9 @@ def test_an_anchors_numbers_are_its_own():
 
 @pytest.mark.parametrize("stats", [{}, {"mean": MEAN}, {"min": MEAN, "q99": MEAN}])
 def test_too_few_statistics_are_refused(stats):
-    with pytest.raises(CraftError, match="--drawn_states=0"):
+    with pytest.raises(CraftError, match="drawn_states=0"):
         draw_states(stats, 1, generator())
-    with pytest.raises(CraftError, match="--state_jitter=0"):
+    with pytest.raises(CraftError, match="state_jitter=0"):
         jitter_states(torch.zeros(1, 3), stats, 1.0, generator())
 
 

@@ -43,9 +43,9 @@ def job(anchor_data, teachers, opened_once, monkeypatch, tmp_path):
     monkeypatch.setattr("lerobot_craft.anchors.build.open_dataset", opened_once)
     config = DocumentsBuild(
         output_dir=tmp_path / "unused",
-        dataset=DatasetFlags("local/old", str(anchor_data / "old")),
+        old_dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
-        num_samples=30,
+        num_anchors=30,
         batch_size=4,
         shard_size=6,
         anchor_source="both",

@@ -270,7 +270,7 @@ def test_what_anchors_refer_to_has_its_type(reference, column):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_value_that_is_no_number_is_refused_in_any_row(build, teachers, value):
-    cache = build("act", retention_mode="action", num_samples=40)
+    cache = build("act", retention_mode="action", num_anchors=40)
     reproduced = torch.linspace(0, 39, 32).round().long().tolist()  # what the check before the first step looks at
     row = next(row for row in range(39, 0, -1) if row not in reproduced)
 

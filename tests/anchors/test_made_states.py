@@ -15,10 +15,10 @@ from lerobot_craft.lerobot_api.datasets import open_dataset
 def job_of(anchor_data, tmp_path, teacher, **options):
     config = BuildConfig(
         output_dir=tmp_path,
-        dataset=DatasetFlags("local/old", str(anchor_data / "old")),
+        old_dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
         old_frames=6,
-        num_samples=60,
+        num_anchors=60,
         **options,
     )
     return prepare(config, teacher)
@@ -66,7 +66,7 @@ def test_walks_from_old_frames_move_as_the_new_data_do(anchor_data, tmp_path, te
 def test_anchors_near_old_frames(policy, build, teachers, anchor_data):
     """States between two old frames and walks from old frames; what is demonstrated keeps its own error."""
     options = {"anchor_source": "both", "retention_mode": "action", "draw_from": "old_frames", "old_frames": 6}
-    directory = build(policy, walked_states=0.5, drawn_states=0.7, num_samples=60, **options)
+    directory = build(policy, walked_states=0.5, drawn_states=0.7, num_anchors=60, **options)
     manifest, reproduction = verify_cache(directory, teachers(policy))
     assert reproduction.holds
     anchors = open_cache(directory).take(torch.arange(60))

@@ -12,10 +12,10 @@ from lerobot_craft.anchors.loader import open_cache
 from lerobot_craft.anchors.manifest import Manifest
 from lerobot_craft.anchors.modes import ENTRY_POINT_GROUP, Retained, known_modes, mode_named, register_mode
 from lerobot_craft.anchors.modes.hidden import Hidden
-from lerobot_craft.anchors.recipe import BuildConfig
+from lerobot_craft.anchors.recipe import AnchorConfig
 from lerobot_craft.anchors.verify import reproduce
 from lerobot_craft.errors import CraftError
-from lerobot_craft.policies import Layer
+from lerobot_craft.policies import Layer, adapter_for
 from lerobot_craft.training.config import CraftConfig
 from tests.policies.test_adding_a_policy import install
 
@@ -87,7 +87,7 @@ def test_an_unfinished_one_is_not_registered():
 @pytest.mark.parametrize("policy_type", ["pi0_fast", "smolvla"])
 def test_the_mode_on_the_page_makes_a_cache_that_its_teacher_reproduces(build, teachers, source, policy_type):
     exec(compile(source, str(PAGE), "exec"), {"__name__": "page"})  # noqa: S102  # registers
-    directory = build(policy_type, retention_mode="mean_state", num_samples=6)
+    directory = build(policy_type, retention_mode="mean_state", num_anchors=6)
     manifest = Manifest.load(directory)
     (layer,) = manifest.values["layers_to_save"]
     assert manifest.kind == "mean_state"
@@ -96,14 +96,19 @@ def test_the_mode_on_the_page_makes_a_cache_that_its_teacher_reproduces(build, t
     assert manifest.scales[0].values["mse"] > 0
     assert reproduce(open_cache(directory), teachers(policy_type)).holds
     retained._registered.clear()
-    with pytest.raises(CraftError, match="kind: --retention_mode must be one of"):
+    with pytest.raises(CraftError, match="kind: retention_mode must be one of"):
         Manifest.load(directory)
 
 
-def test_the_notes_name_for_several_layers_is_hidden(tmp_path):
-    build = BuildConfig(tmp_path, retention_mode="hidden_multi_layer")
-    assert (build.retention_mode, build.layers_to_save) == ("hidden", "-2,-1")
-    assert BuildConfig(tmp_path, retention_mode="hidden_multi_layer", layers_to_save="all").layers_to_save == "all"
+@pytest.mark.parametrize(("given", "layers"), [(None, "-2,-1"), ("all", "all")])
+def test_the_notes_name_for_several_layers_is_hidden(given, layers, teachers):
+    teacher = teachers("pi0_fast")
+    adapter = adapter_for(teacher.config)
+    named, plain = (
+        AnchorConfig(retention_mode=name, layers_to_save=given) for name in ("hidden_multi_layer", "hidden")
+    )
+    found = named.retained(adapter, teacher.policy)
+    assert found == dataclasses.replace(plain, layers_to_save=layers).retained(adapter, teacher.policy)
     assert mode_named("hidden_multi_layer") is Hidden
 
 

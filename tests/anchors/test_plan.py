@@ -88,14 +88,14 @@ def test_both_takes_as_many_old_frames_as_it_is_told():
 @pytest.mark.parametrize(
     ("source", "old_frames", "sentence"),
     [
-        ("dataset", 7, "how many anchors there are is --num_samples"),
+        ("dataset", 7, "how many anchors there are is num_anchors"),
         ("cross", 7, "cross anchors need none"),
         ("both", 0, "give at least 1"),
         ("both", 40, "less than there are anchors in all"),
     ],
 )
 def test_old_frames_that_make_no_sense_are_refused(source, old_frames, sentence):
-    with pytest.raises(CraftError, match=f"--old_frames.*{sentence}"):
+    with pytest.raises(CraftError, match=f"old_frames.*{sentence}"):
         make_plan(source, 40, 0, OLD, FRESH, old_frames=old_frames)
 
 
@@ -180,7 +180,7 @@ def test_plans_do_not_change_unnoticed():
 @pytest.mark.parametrize("instruction", [NEW, "Turn  the tap", "turn the tap."])
 @pytest.mark.parametrize("which", ["cross", "both"])
 def test_the_new_tasks_own_instruction_is_refused(which, instruction):
-    with pytest.raises(CraftError, match=r"pin the new task to the teacher\. Remove it from --old_instructions"):
+    with pytest.raises(CraftError, match=r"pin the new task to the teacher\. Remove it from old_instructions"):
         make_plan(which, 10, 0, OLD, FRESH, [OPEN, instruction])
 
 
@@ -203,8 +203,8 @@ def test_the_new_tasks_own_instruction_is_refused(which, instruction):
             {"source": "dataset", "old_instructions": ["opn the drawer"]},
             "'opn the drawer'. They have: open the drawer;",
         ),
-        ({"source": "dataset", "num_samples": 1}, "Give --num_samples=2 or more"),
-        ({"source": "both", "num_samples": 1}, "Give --num_samples=4 or more"),
+        ({"source": "dataset", "num_samples": 1}, "Give num_anchors=2 or more"),
+        ({"source": "both", "num_samples": 1}, "Give num_anchors=4 or more"),
     ],
 )
 def test_contradictory_options_are_refused(options, sentence):
@@ -267,7 +267,7 @@ def test_walks_make_more_anchors_than_there_are_frames():
 
 
 def test_a_share_of_walks_beyond_one_is_refused():
-    with pytest.raises(CraftError, match=r"--walked_states=1\.5 is a share"):
+    with pytest.raises(CraftError, match=r"walked_states=1\.5 is a share"):
         walking_plan(walked_states=1.5)
 
 

@@ -10,6 +10,7 @@ from lerobot_craft.anchors.recipe import (
     most_visits,
     num_anchors,
     num_draws,
+    share_of_walks,
 )
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies.act import ACTAdapter
@@ -48,7 +49,7 @@ def test_a_policy_that_answers_in_tokens_draws_from_old_frames_where_there_are_s
     ("asked", "source", "sentence"),
     [
         ("old_frames", "cross", "which has old frames to make anchors from; this is cross"),
-        ("dreams", "both", "--draw_from=dreams is not known. Use auto, old_frames, statistics"),
+        ("dreams", "both", "draw_from=dreams is not known. Use auto, old_frames, statistics"),
     ],
 )
 def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
@@ -56,8 +57,8 @@ def test_what_cannot_be_drawn_from_is_refused(asked, source, sentence):
         draws_from_old(asked, source, PI0FastAdapter())
 
 
-@pytest.mark.parametrize(("visits", "expected"), [(100, 1), (6400, 3), (10**6, 8)])
-def test_no_more_draws_than_visits(visits, expected):
+@pytest.mark.parametrize(("visits", "expected"), [(100, 1), (6400, 1), (9600, 2), (25_600, 6), (10**6, 8)])
+def test_one_draw_for_every_two_visits(visits, expected):
     assert num_draws(None, visits, 2000) == expected
     assert num_draws(4, visits, 2000) == 4
 
@@ -66,10 +67,18 @@ def test_no_more_draws_than_visits(visits, expected):
 def test_a_plan_has_them(policy, cross, teachers, anchor_data, tmp_path):
     config = BuildConfig(
         output_dir=tmp_path,
-        dataset=DatasetFlags("local/old", str(anchor_data / "old")),
+        old_dataset=DatasetFlags("local/old", str(anchor_data / "old")),
         new_dataset=DatasetFlags("local/new", str(anchor_data / "new")),
         old_frames=6,
     )
     plan = prepare(config, teachers(policy)).plan
     assert (plan.requested, int((~plan.cross).sum())) == (cross + 6, 6)
     assert plan.has_mates == (policy == "pi0_fast")
+
+
+@pytest.mark.parametrize(
+    ("adapter", "asked", "expected"),
+    [(PI0FastAdapter, None, 0.5), (SmolVLAAdapter, None, 0.0), (PI0FastAdapter, 0.0, 0.0), (SmolVLAAdapter, 0.3, 0.3)],
+)
+def test_only_a_policy_that_answers_in_tokens_walks_unasked(adapter, asked, expected):
+    assert share_of_walks(asked, adapter()) == expected

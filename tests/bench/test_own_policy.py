@@ -23,7 +23,7 @@ def test_craft_train_takes_them_as_they_stand(words, checkpoints, anchor_data):
     assert words[:2] == ["craft", "train"]
     here = {f"--policy.path={POLICY}": f"--policy.path={checkpoints('smolvla')}"}
     craft, rest = split_flags([here.get(word, word) for word in words[2:]])
-    cfg, found = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft, "craft train", saved, "craft."))
+    cfg, found = read_settings(rest, lambda saved: parse_flags(CraftConfig, craft, "craft train", saved))
     assert cfg.dataset.repo_id == NEW_DATA
     assert not cfg.policy.push_to_hub
     assert f"--steps={cfg.steps}" in words

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from lerobot_craft.cli import main
+from lerobot_craft.cli.cache import flag_of
 from lerobot_craft.cli.flags import parse_flags, take_policy_flags
 from lerobot_craft.errors import CraftError
 
@@ -130,6 +131,17 @@ def test_help_of_build_lists_every_flag():
     )
     assert done.returncode == 0
     for name in BuildConfig.__dataclass_fields__:
-        assert f"--{name}" in done.stdout
+        assert flag_of(name) in done.stdout
+    assert "--num_anchors" not in done.stdout
+    assert "--old_dataset" not in done.stdout
     with pytest.raises(SystemExit):
         parse_flags(BuildConfig, ["--help"], "craft cache build")
+
+
+@pytest.mark.parametrize("lost", ["dataset", "new_dataset"])
+def test_a_dataset_that_is_not_there_is_named_by_its_own_flag(lost, checkpoints, anchor_data, tmp_path, capsys):
+    roots = {"dataset": anchor_data / "old", "new_dataset": anchor_data / "new"} | {lost: tmp_path / "nowhere"}
+    argv = [f"--{flag}.{part}" for flag, root in roots.items() for part in (f"repo_id=local/{flag}", f"root={root}")]
+    argv += [f"--policy.path={checkpoints('pi0_fast')}", f"--output_dir={tmp_path / 'cache'}", "--anchor_source=both"]
+    assert main(["cache", "build", *argv]) == 2
+    assert f"data/ as --{lost}.root, or leave --{lost}.root out" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pytest
 
 from lerobot_craft.cli import main
 from lerobot_craft.cli.flags import check_names, parse_flags, train_flags
-from lerobot_craft.cli.train import split_flags
+from lerobot_craft.cli.train import flag_of, split_flags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 from tests.docs.known_flags import defaults_of, names_of
@@ -225,4 +225,4 @@ def test_a_wrong_flag_is_a_sentence_and_exit_code_2(flags, said, capsys):
 @pytest.mark.parametrize("value", ["\x1b", "*", "%s", "{", "[1", "a: b: c"])
 def test_a_value_that_is_no_yaml_is_a_sentence(value):
     with pytest.raises(CraftError, match=r"`craft train --help` lists the flags"):
-        parse_flags(CraftConfig, [f"--lambda_lr={value}"], "craft train", prefix="craft.")
+        parse_flags(CraftConfig, [f"--lambda_lr={value}"], "craft train", flag_of=flag_of)

@@ -179,9 +179,9 @@ def test_saved_values_are_brought_within_the_bounds_of_this_run(rule):
         ({"initial_lambda": 11.0}, r"initial_lambda must lie in \[0.0, 10.0\]"),
         ({"lambda_lr": -1.0}, "lambda_lr"),
         ({"lambda_lr": math.nan}, "lambda_lr"),
-        ({"fall_rate": 1.5}, "fall_rate"),
-        ({"smoothing": 1.0}, "smoothing"),
-        ({"proportional_gain": -1.0}, "proportional_gain"),
+        ({"fall_rate": 1.5}, "lambda_fall_rate"),
+        ({"smoothing": 1.0}, "lambda_smoothing"),
+        ({"proportional_gain": -1.0}, "lambda_gain"),
         ({"rule": "log"}, "set lambda_min > 0"),
     ],
 )

@@ -7,7 +7,7 @@ import shlex
 
 import pytest
 
-from lerobot_craft.cli import VERBS, bench, demo, doctor, report
+from lerobot_craft.cli import VERBS, bench, cache, demo, doctor, report
 from tests.docs.known_flags import names_of, options_of, parser_of
 from tests.docs.pages import PAGES, ROOT, flag_lists, name, shell_lines
 
@@ -64,7 +64,8 @@ def flags_of(verb):
     if verb == "train":
         return train_flags()
     if verb == "cache build":
-        return names_of(BuildConfig) | {"--num_anchors", "--out_dir"} | of_policy(train_flags())
+        own = {cache.flag_of(field.removeprefix("--")) for field in names_of(BuildConfig)}
+        return own | {"--num_anchors", "--out_dir"} | of_policy(train_flags())
     if verb == "cache verify":
         return of_policy(train_flags())
     if verb == "cache info":
@@ -101,11 +102,11 @@ def check_craft(words):
 
 def check_values(words):
     from lerobot_craft.cli.flags import parse_flags
-    from lerobot_craft.cli.train import split_flags
+    from lerobot_craft.cli.train import flag_of, split_flags
     from lerobot_craft.training.config import config_class
 
     flags = [flag for flag in split_flags(words)[0] if not flag.endswith("=...")]
-    parse_flags(config_class(flags), flags, "craft train", prefix="craft.")
+    parse_flags(config_class(flags), flags, "craft train", flag_of=flag_of)
 
 
 @functools.cache

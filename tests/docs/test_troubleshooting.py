@@ -20,15 +20,23 @@ def quoted(text):
     return re.findall(r"^> (.+)$", text, re.MULTILINE)
 
 
+def part_of(node):
+    match node:
+        case ast.Constant(value):
+            return str(value)
+        case ast.FormattedValue(ast.Call(ast.Name("setting"), [ast.Constant(name)])):
+            return f"--{name}"
+    return GAP
+
+
 @functools.cache
 def sentences(root):
-    """Every string in the code below a directory; what is put into it when it runs is left open."""
+    """Every string in the code below a directory; what is put into it when it runs is left open, but for settings."""
     found = []
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                parts = (part.value if isinstance(part, ast.Constant) else GAP for part in node.values)
-                found.append("".join(map(str, parts)))
+                found.append("".join(map(part_of, node.values)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found.append(node.value)
     return found

@@ -66,7 +66,9 @@ def real_cache(anchor_data, teachers, tmp_path_factory):
 
     directory = tmp_path_factory.mktemp("fuzz") / "cache"
     data = DatasetFlags("local/old", str(anchor_data / "old"))
-    config = DocumentsBuild(dataset=data, num_samples=6, shard_size=4, output_dir=directory, retention_mode="action")
+    config = DocumentsBuild(
+        old_dataset=data, num_anchors=6, shard_size=4, output_dir=directory, retention_mode="action"
+    )
     build_cache(prepare(config, teachers("act")), directory, ranks=Ranks())
     return directory, teachers("act"), json.loads((directory / "manifest.json").read_bytes())
 

@@ -103,14 +103,14 @@ def test_another_dataset_has_another_fingerprint(dataset, tmp_path, changes):
 
 
 def test_a_missing_dataset_is_refused_and_nothing_is_made(tmp_path):
-    with pytest.raises(CraftError, match=r"no meta/info\.json.* --dataset\.root"):
+    with pytest.raises(CraftError, match=r"no meta/info\.json.* dataset\.root"):
         open_dataset("local/nothing", tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
 def test_an_unknown_name_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("lerobot.datasets.dataset_metadata.HF_LEROBOT_HOME", tmp_path)
-    with pytest.raises(CraftError, match=r"local/nothing cannot be read .* --dataset\.root"):
+    with pytest.raises(CraftError, match=r"local/nothing cannot be read .* dataset\.root"):
         open_dataset("local/nothing")
 
 
@@ -120,7 +120,7 @@ def test_an_incomplete_dataset_is_refused_without_asking_the_hub(video_root, tmp
     next(root.glob(pattern)).unlink()
     calls = []
     monkeypatch.setattr("lerobot.datasets.lerobot_dataset.get_safe_version", lambda *args: calls.append(args))
-    with pytest.raises(CraftError, match=r"incomplete: (data|videos)/.* is missing.*--dataset\.root"):
+    with pytest.raises(CraftError, match=r"incomplete: (data|videos)/.* is missing.*dataset\.root"):
         open_dataset("local/film", root)
     assert calls == []
 
@@ -129,11 +129,11 @@ def test_an_incomplete_dataset_is_refused_without_asking_the_hub(video_root, tmp
 def test_an_unreadable_dataset_is_refused(root, tmp_path, file):
     copy = copied(root, tmp_path)
     (copy / file).write_bytes(b"{ not this")
-    with pytest.raises(CraftError, match=r"cannot be read from .* --dataset\.root"):
+    with pytest.raises(CraftError, match=r"cannot be read from .* dataset\.root"):
         open_dataset("local/drawers", copy)
 
 
 @pytest.mark.parametrize("episodes", [[0, 6], [-1], []])
 def test_episodes_that_are_not_there_are_refused(root, episodes):
-    with pytest.raises(CraftError, match=r"episodes 0 to 5.*Mend --dataset\.episodes"):
+    with pytest.raises(CraftError, match=r"episodes 0 to 5.*Mend dataset\.episodes"):
         open_dataset("local/drawers", root, episodes=episodes)

@@ -30,10 +30,12 @@ def test_a_memory_gives_the_anchors_of_the_dataset(memories, teachers, anchor_da
     teacher = teachers(policy_type)
     memory = memories(policy_type, frames_per_task=1000, only=(OLD_TASKS[2],))
     old = DatasetFlags("local/old", str(anchor_data / "old"))
-    settings = {"num_samples": len(memory), "anchor_source": "dataset", "num_draws": 1, "batch_size": 1}
-    direct = built(BuildConfig(tmp_path / "direct", dataset=old, old_instructions=OLD_TASKS[2], **settings), teacher)
+    settings = {"num_anchors": len(memory), "anchor_source": "dataset", "num_draws": 1, "batch_size": 1}
+    direct = built(
+        BuildConfig(output_dir=tmp_path / "direct", old_dataset=old, old_instructions=OLD_TASKS[2], **settings), teacher
+    )
     through = built(
-        BuildConfig(tmp_path / "through", **settings),
+        BuildConfig(output_dir=tmp_path / "through", **settings),
         teacher,
         OldFrames(as_old_data(memory, teacher.config), [OLD_TASKS[2]]),
     )
@@ -62,7 +64,12 @@ def test_both_takes_all_of_the_memory_and_then_cross_anchors(memories, teachers,
     memory, teacher = memories("smolvla"), teachers("smolvla")
     new = DatasetFlags("local/new", str(anchor_data / "new"))
     config = BuildConfig(
-        tmp_path / "cache", new_dataset=new, num_samples=15 + 12, old_frames=15, walked_states=0.0, drawn_states=0.0
+        output_dir=tmp_path / "cache",
+        new_dataset=new,
+        num_anchors=15 + 12,
+        old_frames=15,
+        walked_states=0.0,
+        drawn_states=0.0,
     )
     job = prepare(config, teacher, OldFrames(as_old_data(memory, teacher.config), memory.instructions))
     assert job.plan.source == "both"
@@ -73,7 +80,7 @@ def test_both_takes_all_of_the_memory_and_then_cross_anchors(memories, teachers,
 def test_the_memory_comes_before_an_old_dataset(memories, teachers, anchor_data, tmp_path):
     memory, teacher = memories("smolvla"), teachers("smolvla")
     old = DatasetFlags("local/old", str(anchor_data / "old"))
-    config = BuildConfig(tmp_path / "cache", dataset=old, num_samples=20, anchor_source="dataset")
+    config = BuildConfig(output_dir=tmp_path / "cache", old_dataset=old, num_anchors=20, anchor_source="dataset")
     job = prepare(config, teacher, OldFrames(as_old_data(memory, teacher.config), memory.instructions))
     assert sorted(job.plan.frame[job.plan.dataset == 0].tolist()) == list(range(15))
     assert (job.plan.dataset == 1).sum() == 5

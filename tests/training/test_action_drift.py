@@ -197,7 +197,7 @@ def visited(anchors, steps=60):
 def test_plenty_of_made_anchors_spare_those_of_the_probe(source, started, build, tmp_path):
     few = {"old_frames": 5} if source == "both" else {}
     cache = build(
-        "smolvla", "plenty", retention_mode="action", anchor_source=source, num_samples=66, drawn_states=1.0, **few
+        "smolvla", "plenty", retention_mode="action", anchor_source=source, num_anchors=66, drawn_states=1.0, **few
     )
     context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=3)
     everything = visited(anchors)
@@ -215,7 +215,7 @@ def test_plenty_of_made_anchors_spare_those_of_the_probe(source, started, build,
 
 
 def test_real_frames_are_spared_and_measured_on_where_there_are_enough(started, build, tmp_path):
-    cache = build("smolvla", "plenty", retention_mode="action", anchor_source="dataset", num_samples=66)
+    cache = build("smolvla", "plenty", retention_mode="action", anchor_source="dataset", num_anchors=66)
     context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=1)
     before = visited(anchors)
     probe = ActionProbe.prepare(context, anchors, tmp_path)
@@ -230,7 +230,7 @@ def test_real_frames_are_spared_and_measured_on_where_there_are_enough(started, 
 def test_few_old_frames_and_few_anchors_are_all_trained_on(started, build, tmp_path):
     for source, wanted in (("dataset", 1), ("cross", 4)):
         number = 18 if source == "dataset" else 66
-        cache = build("smolvla", f"few-{source}", retention_mode="action", anchor_source=source, num_samples=number)
+        cache = build("smolvla", f"few-{source}", retention_mode="action", anchor_source=source, num_anchors=number)
         context, anchors = started("smolvla", "action", anchor_cache_dir=cache, probe_anchors=wanted)
         before = visited(anchors)
         (tmp_path / source).mkdir()

@@ -14,6 +14,8 @@ from lerobot_craft.anchors.build import Ranks, build_cache
 from lerobot_craft.anchors.manifest import MANIFEST_FILE
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import PER_TOKEN
+from lerobot_craft.cli.flags import spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.anchor_source import _job, open_anchors
 from tests.anchor_fixtures import OLD_TASKS
@@ -286,7 +288,7 @@ def test_a_cache_of_other_anchors_than_the_flags_name_is_refused(flags, said, co
 def test_complaints_name_the_flags_of_training(flags, said, context_of, anchor_data):
     if "old_dataset" in flags:
         flags = flags | {"old_dataset": old_dataset(anchor_data)}
-    with pytest.raises(CraftError, match=said) as refusal:
+    with pytest.raises(CraftError, match=said) as refusal, spelled(flag_of):
         open_anchors(context_of("act", **{"retention_mode": "action", **flags}))
     assert "--dataset" not in str(refusal.value)
     assert "--num_samples" not in str(refusal.value)
@@ -295,7 +297,7 @@ def test_complaints_name_the_flags_of_training(flags, said, context_of, anchor_d
 def test_a_directory_with_something_else_in_it_is_left_alone(from_old, tmp_path):
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("x")
-    with pytest.raises(CraftError, match=r"give another --craft.anchor_cache_dir"):
+    with pytest.raises(CraftError, match=r"give another --craft.anchor_cache_dir"), spelled(flag_of):
         open_anchors(from_old("act", retention_mode="action", anchor_cache_dir=tmp_path / "notes"))
     assert [path.name for path in (tmp_path / "notes").iterdir()] == ["todo.txt"]
 

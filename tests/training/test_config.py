@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, DocumentsBuild
-from lerobot_craft.cli.flags import parse_flags
+from lerobot_craft.anchors.recipe import AnchorConfig, BuildConfig, DatasetFlags, DocumentsBuild
+from lerobot_craft.cli.flags import parse_flags, spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.core import Dual, Surgery
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.checkpoints import CRAFT_CONFIG_FILE
@@ -41,7 +42,7 @@ MEASURED = {
     "retention_mode": "action",
     "anchor_source": "auto",
     "num_anchors": None,  # by the policy: tests/anchors/test_recipe.py
-    "walked_states": 0.5,
+    "walked_states": None,  # by the policy: tests/anchors/test_recipe.py
     "drawn_states": 0.7,
     "num_draws": None,  # by the length of training
     "dual_rule": None,  # by what there is to measure on
@@ -134,8 +135,9 @@ def test_the_defaults_are_those_of_the_bench(name):
 def test_training_and_building_agree_on_what_is_left_open():
     for training, building in ((CraftConfig, BuildConfig), (DocumentsConfig, DocumentsBuild)):
         old, new = DatasetFlags("local/old"), DatasetFlags("local/new")
-        assert training(old_dataset=old).build_config(Path("here"), new, seed=0) == BuildConfig(
-            **dataclasses.asdict(building(Path("here"))) | {"dataset": old, "new_dataset": new}
+        settings = training(old_dataset=old).anchor_settings()
+        assert BuildConfig(**settings, output_dir=Path("here"), new_dataset=new) == BuildConfig(
+            **dataclasses.asdict(building(output_dir=Path("here"))) | {"old_dataset": old, "new_dataset": new}
         )
 
 
@@ -154,10 +156,10 @@ def test_what_is_unset_is_the_specifications_where_a_cache_is_built(name, specif
     teacher = teachers("pi0_fast")
     from lerobot_craft.policies import adapter_for
 
-    build = DocumentsConfig().build_config(Path(), DatasetFlags(), seed=0)
-    retained = build.retained(adapter_for(teacher.config), teacher.policy)
-    found = {"hidden_layer": build.hidden_layer, "pooling": retained.pooling}
-    assert found[name] == specified
+    adapter = adapter_for(teacher.config)
+    retained = DocumentsConfig().retained(adapter, teacher.policy)
+    found = {"hidden_layer": retained.layers, "pooling": retained.pooling}
+    assert found[name] == (adapter.resolve(teacher.policy, specified) if name == "hidden_layer" else specified)
 
 
 # Setting -> (values that are refused, what the sentence says).
@@ -213,7 +215,7 @@ REFUSED = {
     ("name", "value"), [(name, value) for name, (values, _) in REFUSED.items() for value in values]
 )
 def test_a_setting_out_of_its_range_is_refused_when_it_is_made(name, value):
-    with pytest.raises(CraftError, match=REFUSED[name][1]):
+    with pytest.raises(CraftError, match=REFUSED[name][1]), spelled(flag_of):
         CraftConfig(**{name: value})
 
 
@@ -295,43 +297,31 @@ def test_the_budget_falls_over_all_steps_or_over_those_that_are_given():
     assert cosine.epsilon(2, 9) == pytest.approx(1 - 0.9 * (1 - math.sqrt(0.5)) / 2)
 
 
-# Flag of `craft cache build` -> setting of training; the rest of its flags only change how a cache is written.
-BUILT_FROM = {
-    "dataset": "old_dataset",
-    "num_samples": "num_anchors",
-    **{
-        name: name
-        for name in (
-            "anchor_source",
-            "old_instructions",
-            "old_frames",
-            "walked_states",
-            "drawn_states",
-            "draw_from",
-            "state_jitter",
-            "retention_mode",
-            "hidden_layer",
-            "layers_to_save",
-            "pooling",
-            "per_token",
-            "top_k",
-            "num_draws",
-        )
-    },
-}
-HOW_IT_IS_WRITTEN = {"inputs", "batch_size", "shard_size", "num_workers"}
+ORDER = """
+enabled method normalization preload save_minutes anchor_cache_dir anchor_share anchor_batch_size accumulate retention_freq
+retention_mode loss_type teacher memory remember memory_bytes anchor_source old_dataset old_instructions
+strict num_anchors old_frames walked_states drawn_states draw_from state_jitter hidden_layer layers_to_save
+pooling per_token relative freeze_readout top_k num_draws lambda_per_task dual_rule initial_lambda lambda_lr
+lambda_min lambda_max lambda_fall_rate lambda_gain lambda_smoothing epsilon_start epsilon_end
+epsilon_decay_steps epsilon_decay epsilon_unit use_grad_projection conflict_threshold projection_mode
+task_max_norm retention_max_norm replay_frames replay_ratio l2sp_alpha ewc_lambda ewc_samples lwf_lambda
+merge_alphas freeze log_craft_metrics_freq probe_anchors save_lambda_history shard master_weights
+check_ranks_freq
+"""
 
 
 @pytest.mark.parametrize("settings", [OTHER, PER_TOKEN], ids=["pooled", "per_token"])
 def test_a_cache_is_built_by_the_same_wishes(settings):
-    new = DatasetFlags("local/new", "data/new")
-    built = CraftConfig(**settings).build_config(Path("here"), new, seed=9)
-    assert (built.output_dir, built.new_dataset, built.seed) == (Path("here"), new, 9)
-    assert {flag: getattr(built, flag) for flag in BUILT_FROM} == {
-        flag: settings[name] for flag, name in BUILT_FROM.items()
-    }
-    flags = {field.name for field in dataclasses.fields(BuildConfig)}
-    assert flags == {"output_dir", "new_dataset", "seed", *BUILT_FROM, *HOW_IT_IS_WRITTEN}, "a new flag: where from?"
+    config = CraftConfig(**settings)
+    shared = {field.name for field in dataclasses.fields(AnchorConfig)}
+    assert config.anchor_settings() == {name: settings[name] for name in shared}
+    assert AnchorConfig(**config.anchor_settings()) == AnchorConfig(**{name: settings[name] for name in shared})
+
+
+def test_files_list_the_settings_in_the_order_of_earlier_releases():
+    order = CraftConfig().in_order()
+    assert sorted(order) == sorted(field.name for field in dataclasses.fields(CraftConfig))
+    assert order == ORDER.split()
 
 
 def test_an_origin_is_named_by_data_or_by_instructions():

@@ -18,7 +18,14 @@ TOP = "observation.images.top"
 def job(teachers, anchor_data, opened_once, monkeypatch, tmp_path):
     monkeypatch.setattr(OPEN_DATASET, opened_once)
     old, new = (DatasetFlags(f"local/{name}", str(anchor_data / name)) for name in ("old", "new"))
-    config = DocumentsBuild(tmp_path, old, new, num_samples=12, anchor_source="both", retention_mode="action")
+    config = DocumentsBuild(
+        output_dir=tmp_path,
+        old_dataset=old,
+        new_dataset=new,
+        num_anchors=12,
+        anchor_source="both",
+        retention_mode="action",
+    )
     return prepare(config, teachers("smolvla"))
 
 

@@ -17,7 +17,7 @@ def anchors(build, teachers):
     """A preprocessed anchor batch with its targets, as the documents hand it around."""
 
     def made(*settings):
-        directory = build("pi0_fast", retention_mode="hidden", num_samples=4, **dict(settings))
+        directory = build("pi0_fast", retention_mode="hidden", num_anchors=4, **dict(settings))
         drawn = open_cache(directory).take(torch.arange(4))
         cameras = [name for name in drawn.raw if name.startswith(CAMERA_PREFIX)]
         batch = policy_batch(drawn.raw, cameras, teachers("pi0_fast").preprocessor)

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lerobot_craft.cli.flags import spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import Reach
 from lerobot_craft.training import start_checks
@@ -79,7 +81,7 @@ def test_what_reaches_nothing_is_refused_in_the_flags_of_training(started):
     context, anchors = started("smolvla", "hidden")
     for name, parameter in context.policy.named_parameters():
         parameter.requires_grad_("lm_expert" in name)
-    with pytest.raises(CraftError, match="it would hold nothing") as refusal:
+    with pytest.raises(CraftError, match="it would hold nothing") as refusal, spelled(flag_of):
         check_start(context, anchors, "mse")
     assert "--craft.retention_mode=action" in str(refusal.value)
 

@@ -36,13 +36,23 @@ from lerobot_craft.anchors.manifest import (
 )
 from lerobot_craft.anchors.observations import NOTHING_MADE, STATE, MadeStates, as_anchors
 from lerobot_craft.anchors.plan import Plan, make_plan, parse_old_instructions
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, differences, digest, draws_from_old, num_anchors
+from lerobot_craft.anchors.recipe import (
+    OLD_DATASET,
+    AnchorConfig,
+    BuildConfig,
+    DatasetFlags,
+    differences,
+    digest,
+    draws_from_old,
+    num_anchors,
+    share_of_walks,
+)
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.teacher import Teacher, normalizer_stats
 from lerobot_craft.anchors.values import generators, measure_scales, teacher_columns
 from lerobot_craft.anchors.walks import make_states
 from lerobot_craft.core.ranks import main_decides
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.io.files import plain_errors, read_bytes, temporary_path, write_atomically
 from lerobot_craft.lerobot_api.datasets import (
     RawBatch,
@@ -194,7 +204,8 @@ def is_finished(job: Job, directory: Path) -> bool:
             manifest.clear_build(directory)
         return True
     raise CraftError(
-        f"{directory} holds a finished cache that was built with other settings: give another --output_dir, or remove "
+        f"{directory} holds a finished cache that was built with other settings: give another "
+        f"{setting('output_dir')}, or remove "
         "that one"
     )
 
@@ -206,7 +217,9 @@ def _start(directory: Path, recipe: dict[str, Any]) -> None:
     if not path.exists():
         # A build killed during its first write leaves only the temporary file.
         if any(entry.name != temporary_path(path).name for entry in directory.iterdir()):
-            raise CraftError(f"{directory} is not empty and holds no unfinished build: give another --output_dir")
+            raise CraftError(
+                f"{directory} is not empty and holds no unfinished build: give another {setting('output_dir')}"
+            )
         write_atomically(path, json.dumps(recipe, indent=2, sort_keys=True).encode())
         return
     try:
@@ -216,7 +229,7 @@ def _start(directory: Path, recipe: dict[str, Any]) -> None:
     if changed := differences(recorded, recipe):
         raise CraftError(
             f"{directory} holds an unfinished build with other settings ({', '.join(changed)} differ): run it with the "
-            "settings it was started with, give another --output_dir, or remove it"
+            f"settings it was started with, give another {setting('output_dir')}, or remove it"
         )
 
 
@@ -405,24 +418,26 @@ def prepare(
     if config.anchor_source != "dataset" and not adapter.reads_instruction:
         raise CraftError(
             f"{adapter.policy_type} reads no instruction, so new frames cannot be paired with old ones: "
-            "use --anchor_source=dataset with a dataset of the old tasks"
+            f"use {setting('anchor_source')}=dataset with a dataset of the old tasks"
         )
     # Cross anchors need the old tasks' instructions, not their frames.
-    old = [] if config.anchor_source == "cross" else _open(config.dataset, "dataset", teacher)
+    old = [] if config.anchor_source == "cross" else _open(config.old_dataset, OLD_DATASET, teacher)
     if opened is not None and config.anchor_source != "cross":
         old = [opened, *old]
     new = _open(config.new_dataset, "new_dataset", teacher) if config.anchor_source != "dataset" else []
     if config.anchor_source != "dataset" and not new:
         raise CraftError(
-            f"--anchor_source={config.anchor_source} pairs frames of the new task with old instructions: give the "
-            "dataset that you will fine-tune on as --new_dataset.repo_id (and --new_dataset.root)"
+            f"{setting('anchor_source')}={config.anchor_source} pairs frames of the new task with old instructions: "
+            f"give the dataset that you will fine-tune on as {setting('new_dataset.repo_id')} (and "
+            f"{setting('new_dataset.root')})"
         )
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
     learned = [_learned(data, new_episodes) for data in new]
+    walked = share_of_walks(config.walked_states, adapter)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
-        num_anchors(config.num_samples, config.old_frames, adapter),
+        num_anchors(config.num_anchors, config.old_frames, adapter),
         config.seed,
         [_source(data) for data in old],
         [(table.take(rows), names) for rows, (table, names) in zip(learned, map(_source, new), strict=True)],
@@ -430,8 +445,8 @@ def prepare(
         config.drawn_states,
         config.state_jitter,
         config.old_frames,
-        config.walked_states,
-        _walk_length(teacher, new) if config.walked_states and new else 1,
+        walked,
+        _walk_length(teacher, new) if walked and new else 1,
         draws_from_old(config.draw_from, config.anchor_source, adapter),
         first=0 if opened is None else 1,
     )
@@ -459,25 +474,26 @@ def _walk_length(teacher: Teacher, new: Sequence[OpenDataset]) -> int:
     return max(2, int(np.median(lengths)) // teacher.config.n_action_steps)
 
 
-def old_instructions(config: BuildConfig) -> list[str]:
+def old_instructions(config: AnchorConfig) -> list[str]:
     """The instructions to keep: given by the user, or read from the old datasets' metadata."""
     if config.old_instructions is not None:
         return parse_old_instructions(config.old_instructions)
-    metadata = [open_metadata(*address, config.dataset.revision) for address in config.dataset.addresses("dataset")]
+    old = config.old_dataset
+    metadata = [open_metadata(*each, old.revision, named=OLD_DATASET) for each in old.addresses(OLD_DATASET)]
     return list(dict.fromkeys(instruction for meta in metadata for instruction in instructions(meta)))
 
 
-def _instructions_to_keep(config: BuildConfig) -> list[str] | None:
+def _instructions_to_keep(config: AnchorConfig) -> list[str] | None:
     """Like `old_instructions`, or None to keep whatever has frames."""
     if config.old_instructions is None and config.anchor_source != "cross":
         return None
     return old_instructions(config) or None
 
 
-def _open(flags: DatasetFlags, flag: str, teacher: Teacher) -> list[OpenDataset]:
+def _open(flags: DatasetFlags, name: str, teacher: Teacher) -> list[OpenDataset]:
     opened = []
-    for repo_id, root in flags.addresses(flag):
-        dataset = open_dataset(repo_id, root, flags.revision, policy_config=teacher.config)
+    for repo_id, root in flags.addresses(name):
+        dataset = open_dataset(repo_id, root, flags.revision, policy_config=teacher.config, named=name)
         opened.append(OpenDataset(dataset, repo_id, root, flags.revision, dataset_fingerprint(dataset)))
     return opened
 

@@ -429,7 +429,7 @@ def _value_problems(manifest: Manifest) -> list[str]:
     try:
         mode = mode_named(manifest.kind)
     except CraftError as error:
-        return [f"kind: {error}"]
+        return [f"kind: {error.text}"]
     known = mode.manifest_values
     content = {field.name: manifest.values[field.name] for field in fields(known) if field.name in manifest.values}
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lerobot_craft.anchors.manifest import DatasetRecord, Manifest
 from lerobot_craft.anchors.plan import Plan
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.lerobot_api.datasets import RawBatch, fingerprint_in, local_copies, open_dataset
 from lerobot_craft.lerobot_api.reading import read_batches
 
@@ -47,7 +47,7 @@ def draw_states(stats: Stats, n: int, generator: torch.Generator) -> Tensor:
     if bounds is None:
         raise CraftError(
             f"States cannot be drawn: the teacher's statistics of the state hold {sorted(stats) or 'nothing'}, but mean"
-            " and std, min and max, or q01 and q99 are needed. Set --drawn_states=0."
+            f" and std, min and max, or q01 and q99 are needed. Set {setting('drawn_states')}=0."
         )
     low, high = bounds
     return low + (high - low) * torch.rand(n, len(low), generator=generator)
@@ -83,7 +83,7 @@ def spread_of(stats: Stats) -> Tensor:
     if bounds is None:
         raise CraftError(
             f"States cannot be jittered: the teacher's statistics of the state hold {sorted(stats) or 'nothing'}, but"
-            " std, min and max, or q01 and q99 are needed. Set --state_jitter=0."
+            f" std, min and max, or q01 and q99 are needed. Set {setting('state_jitter')}=0."
         )
     return (bounds[1] - bounds[0]) / 12**0.5
 
@@ -107,14 +107,17 @@ def _vector(stats: Stats, name: str) -> Tensor:
     values = torch.as_tensor(stats[name], dtype=torch.float32).flatten().cpu()
     if not values.isfinite().all():
         raise CraftError(
-            f"The teacher's {name} of the state is not finite, so no states can be drawn from it. Set --drawn_states=0"
-            " and --state_jitter=0, or mend the teacher's statistics."
+            f"The teacher's {name} of the state is not finite, so no states can be drawn from it. Set "
+            f"{setting('drawn_states')}=0 and {setting('state_jitter')}=0, or mend the teacher's statistics."
         )
     return values
 
 
 STATE = "observation.state"
-_LEAVE_STATES = "To leave states as they are, set --drawn_states=0, --walked_states=0 and --state_jitter=0."
+_LEAVE_STATES = (
+    f"To leave states as they are, set {setting('drawn_states')}=0, {setting('walked_states')}=0 and "
+    f"{setting('state_jitter')}=0."
+)
 
 
 def open_referenced(

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import numpy as np
 import numpy.typing as npt
 
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.lerobot_api.datasets import FrameTable
 
 type Ints = npt.NDArray[np.int64]
@@ -410,12 +410,15 @@ def parse_old_instructions(text: str) -> list[str]:
     try:
         content = text if file is None else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CraftError(f"--old_instructions={text} cannot be read as text ({error}). Give a UTF-8 file.") from error
+        raise CraftError(
+            f"{setting('old_instructions')}={text} cannot be read as text ({error}). Give a UTF-8 file."
+        ) from error
     parts = content.split(";") if file is None and "\n" not in text else content.splitlines()
     instructions = list(dict.fromkeys(part.strip() for part in parts if part.strip()))
     if not instructions:
         raise CraftError(
-            f"--old_instructions={text!r} holds no instruction. Give a file with one per line, or them with ; between."
+            f"{setting('old_instructions')}={text!r} holds no instruction. Give a file with one per line, or them "
+            "with ; between."
         )
     return instructions
 
@@ -424,20 +427,23 @@ def _old_instructions(source: AnchorSource, old: Sequence[Source], given: Sequen
     in_datasets = present(old)
     if source != "cross" and not in_datasets:
         raise CraftError(
-            f"--anchor_source={source} needs frames of an old dataset and there is none. Give --dataset.repo_id and"
-            " --dataset.root of the old tasks, or use --anchor_source=cross with --old_instructions."
+            f"{setting('anchor_source')}={source} needs frames of an old dataset and there is none. Give"
+            f" {setting('old_dataset.repo_id')} and {setting('old_dataset.root')} of the old tasks, or use"
+            f" {setting('anchor_source')}=cross with {setting('old_instructions')}."
         )
     keep = in_datasets if given is None else tuple(dict.fromkeys(given))
     if not keep:
         raise CraftError(
-            "Cross anchors need the instructions of the old tasks. Give them as --old_instructions, with ; between them"
+            "Cross anchors need the instructions of the old tasks. Give them as"
+            f" {setting('old_instructions')}, with ; between them"
             " or as a file with one per line."
         )
     unknown = [instruction for instruction in keep if instruction not in in_datasets]
     if source == "dataset" and unknown:
         raise CraftError(
             f"No old dataset has frames of the instruction {unknown[0]!r}. They have: {'; '.join(in_datasets)}."
-            " Mend --old_instructions, or use --anchor_source=both, which covers it by frames of the new task."
+            f" Mend {setting('old_instructions')}, or use {setting('anchor_source')}=both, which covers it by frames of"
+            " the new task."
         )
     return keep
 
@@ -459,7 +465,8 @@ def _refuse_the_new_task(keep: tuple[str, ...], new: Sequence[Source]) -> None:
         if plain(instruction) in known:
             raise CraftError(
                 f"The old instruction {instruction!r} is also the new task's, {known[plain(instruction)]!r}: a cross"
-                " anchor would pin the new task to the teacher. Remove it from --old_instructions; if you gave none,"
+                " anchor would pin the new task to the teacher. Remove it from"
+                f" {setting('old_instructions')}; if you gave none,"
                 " list the old instructions there without it."
             )
 
@@ -468,28 +475,32 @@ def _check_options(
     source: str, num_samples: int, seed: int, drawn_states: float, state_jitter: float, walked_states: float
 ) -> None:
     if source not in get_args(AnchorSource.__value__):
-        raise CraftError(f"--anchor_source={source} is not known. Use dataset, cross or both.")
+        raise CraftError(f"{setting('anchor_source')}={source} is not known. Use dataset, cross or both.")
     if num_samples < 1:
-        raise CraftError(f"--num_samples={num_samples} gives no anchors. Ask for at least one per old instruction.")
+        raise CraftError(
+            f"{setting('num_anchors')}={num_samples} gives no anchors. Ask for at least one per old instruction."
+        )
     if seed < 0:
-        raise CraftError(f"--seed={seed} is negative. Give 0 or more.")
+        raise CraftError(f"{setting('seed')}={seed} is negative. Give 0 or more.")
     for flag, share in (("drawn_states", drawn_states), ("walked_states", walked_states)):
         if not 0.0 <= share <= 1.0:
-            raise CraftError(f"--{flag}={share} is a share: give a number from 0 to 1.")
+            raise CraftError(f"{setting(flag)}={share} is a share: give a number from 0 to 1.")
     if not 0.0 <= state_jitter < np.inf:
-        raise CraftError(f"--state_jitter={state_jitter} counts standard deviations: give 0 or more.")
+        raise CraftError(f"{setting('state_jitter')}={state_jitter} counts standard deviations: give 0 or more.")
 
 
 def _check_old_frames(source: str, num_samples: int, old_frames: int | None) -> None:
     if old_frames is None:
         return
     if source != "both":
-        meant = "how many anchors there are is --num_samples" if source == "dataset" else "cross anchors need none"
-        raise CraftError(f"--old_frames is for --anchor_source=both: with {source}, {meant}.")
+        number = f"how many anchors there are is {setting('num_anchors')}"
+        meant = number if source == "dataset" else "cross anchors need none"
+        raise CraftError(f"{setting('old_frames')} is for {setting('anchor_source')}=both: with {source}, {meant}.")
     if not 1 <= old_frames < num_samples:
         raise CraftError(
-            f"--old_frames={old_frames} of --num_samples={num_samples} anchors: give at least 1, and less than there"
-            " are anchors in all, so that some are cross anchors (--anchor_source=dataset has none, cross only those)."
+            f"{setting('old_frames')}={old_frames} of {setting('num_anchors')}={num_samples} anchors: give at least 1,"
+            " and less than there are anchors in all, so that some are cross anchors"
+            f" ({setting('anchor_source')}=dataset has none, cross only those)."
         )
 
 
@@ -499,6 +510,6 @@ def _check_counts(plan: Plan) -> None:
     if bare:
         needed = len(plan.instructions) * (2 if plan.source == "both" else 1)
         raise CraftError(
-            f"--num_samples={plan.requested} leaves {len(bare)} of {len(plan.instructions)} old instructions without an"
-            f" anchor, among them {bare[0]!r}. Give --num_samples={needed} or more."
+            f"{setting('num_anchors')}={plan.requested} leaves {len(bare)} of {len(plan.instructions)} old instructions"
+            f" without an anchor, among them {bare[0]!r}. Give {setting('num_anchors')}={needed} or more."
         )

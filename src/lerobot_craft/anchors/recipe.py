@@ -8,23 +8,26 @@ The defaults of the original CRaFT notes apply if a flag asks for hidden states.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import zip_longest
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from lerobot_craft.anchors.retained import MULTI_LAYER, Retained, mode_named
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
+from lerobot_craft.io.argv import read_flags
 from lerobot_craft.policies import PolicyAdapter
 
 _SEVERAL = "-2,-1"
 # Token policies answer the same at every visit of an anchor and overfit to a few, so they need more anchors; other
 # policies are asked under several noise draws (decision 0017).
 _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
+_WALKS_OF_TOKENS = 0.5
+_MOST_DRAWS = 8
 # For the same reason a few old frames do not fill half of a token policy's batches: visits per old frame, per visit of
 # a cross anchor.
 _VISITS_OF_TOKENS = 8
 _AUTO = "auto"
+OLD_DATASET = "old_dataset"  # the setting that names the datasets of the old tasks
 DRAW_FROM = (_AUTO, "old_frames", "statistics")
 
 
@@ -39,14 +42,14 @@ class DatasetFlags:
     # Branch, tag or commit on the Hub.
     revision: str | None = None
 
-    def addresses(self, flag: str) -> list[tuple[str, str | None]]:
-        """(repo_id, root) of each dataset."""
+    def addresses(self, name: str) -> list[tuple[str, str | None]]:
+        """(repo_id, root) of each dataset; `name` is the setting that holds these flags."""
         names = [name.strip() for name in self.repo_id.split(",") if name.strip()]
         roots: list[str | None] = [root.strip() for root in self.root.split(",") if root.strip()]
         if roots and len(roots) != len(names):
             raise CraftError(
-                f"--{flag}.repo_id names {len(names)} datasets and --{flag}.root {len(roots)} directories: "
-                "give one directory for each, in the same order, separated by commas"
+                f"{setting(f'{name}.repo_id')} names {len(names)} datasets and {setting(f'{name}.root')} {len(roots)} "
+                "directories: give one directory for each, in the same order, separated by commas"
             )
         return list(zip(names, roots or [None] * len(names), strict=True))
 
@@ -69,7 +72,14 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
 
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
     """Draws per anchor: as asked for, or (None) one for every two visits that training makes."""
-    return asked or min(BuildConfig.num_draws, max(1, visits // (2 * anchors)))
+    return asked or min(_MOST_DRAWS, max(1, visits // (2 * anchors)))
+
+
+def share_of_walks(asked: float | None, adapter: PolicyAdapter) -> float:
+    """Share of cross anchors on walks: as asked for, or (None) the policy's default: decision 0039."""
+    if asked is not None:
+        return asked
+    return _WALKS_OF_TOKENS if adapter.output_kind == "logits" else 0.0
 
 
 def most_visits(adapter: PolicyAdapter) -> float | None:
@@ -83,63 +93,101 @@ def draws_from_old(asked: str, source: str, adapter: PolicyAdapter) -> bool:
     The default is True for token policies if there are old frames (decision 0029).
     """
     if asked not in DRAW_FROM:
-        raise CraftError(f"--draw_from={asked} is not known. Use {', '.join(DRAW_FROM)}.")
+        raise CraftError(f"{setting('draw_from')}={asked} is not known. Use {', '.join(DRAW_FROM)}.")
     if asked == "old_frames" and source != "both":
         raise CraftError(
-            f"--draw_from=old_frames is for --anchor_source=both, which has old frames to make anchors from; this is "
-            f"{source}. Give a dataset of the old tasks, or leave the flag out."
+            f"{setting('draw_from')}=old_frames is for {setting('anchor_source')}=both, which has old frames to make "
+            f"anchors from; this is {source}. Give a dataset of the old tasks, or leave the flag out."
         )
     return source == "both" and (asked == "old_frames" or (asked == _AUTO and adapter.output_kind == "logits"))
 
 
-@dataclass
-class BuildConfig:
+@dataclass(kw_only=True)
+class AnchorConfig:
+    """Which anchors there are, and what is retained on them: for `craft train` and `craft cache build`."""
+
+    # What is retained: action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours; in
+    # training also several, as hidden+action, with a budget and a cache each. With any but action, a layer or a
+    # pooling, what is left open is as the documents of the first CRaFT have it.
+    retention_mode: str = "action"
+    # dataset: frames of the old datasets | cross: frames of the new task with old instructions, no old frame | both |
+    # auto: both where there is an old dataset, else cross; dataset for a policy that reads no instruction.
+    anchor_source: str = "auto"
+    # Datasets of the old tasks, separated by commas.
+    old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
+    # For cross: a file with one instruction per line, or the instructions with ; between them. Unset: those of the old
+    # datasets.
+    old_instructions: str | None = None
+    # Number of anchors. Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
+    num_anchors: int | None = None
+    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
+    # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
+    old_frames: int | None = None
+    # For cross: share of anchors whose state the teacher reaches by its own actions under the old instruction, from the
+    # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
+    # Unset: 0, of a policy that answers in tokens 0.5.
+    walked_states: float | None = None
+    # For cross: share of states that are drawn (on walks: what is not the robot's own).
+    drawn_states: float = 0.7
+    # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
+    # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
+    draw_from: str = "auto"
+    # For cross: noise on states that are not drawn, in standard deviations.
+    state_jitter: float = 0.0
+
+    # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
+    hidden_layer: str | None = None
+    # Several layers, separated by commas, such as -2,-1; or all, or expert:all.
+    layers_to_save: str | None = None
+    # mean_image_tokens | mean_masked | last_token | cls_token | vision_mean+text_last. Unset: mean_image_tokens; for
+    # layers_to_save vision_mean+text_last.
+    pooling: str | None = None
+    # Keep every token instead of pooling.
+    per_token: bool = False
+    # For action: logits kept per token of a token policy; all others are folded into one.
+    top_k: int = 64
+    # For action: (noise, time) draws per anchor of a flow or diffusion policy; the others draw nothing, and one is
+    # kept. Unset: 8; in training at most as many as there are visits of an anchor.
+    num_draws: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.per_token and self.pooling is not None:
+            raise CraftError(
+                f"{setting('per_token')} keeps every token, {setting('pooling')} does not: give one of the two"
+            )
+
+    @property
+    def names_an_origin(self) -> bool:
+        """Whether it says where anchors can be taken from."""
+        return bool(self.old_dataset.repo_id) or self.old_instructions is not None
+
+    def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
+        """Where anchors come from, given whether the policy reads instructions and whether there is a memory."""
+        old = bool(self.old_dataset.repo_id) or has_memory
+        return resolve_source(self.anchor_source, old=old, new=reads_instruction)
+
+    def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
+        """The values to keep, with layers resolved for the policy."""
+        layers = self.layers_to_save
+        if self.retention_mode == MULTI_LAYER:
+            layers = layers or _SEVERAL
+        draws = _MOST_DRAWS if self.num_draws is None else self.num_draws
+        settled = replace(self, layers_to_save=layers, num_draws=draws)
+        return mode_named(self.retention_mode).asked(settled, adapter, policy)
+
+    def anchor_settings(self) -> dict[str, Any]:
+        """What it shares with every other configuration that has anchors, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(AnchorConfig)}
+
+
+@dataclass(kw_only=True)
+class BuildConfig(AnchorConfig):
     """`craft cache build`."""
 
     # Where the cache goes. An unfinished build there is continued.
     output_dir: Path
-    # What the teacher can do: frames and instructions of the tasks to keep.
-    dataset: DatasetFlags = field(default_factory=DatasetFlags)
-    # What it is about to learn: cross anchors pair these frames with the old instructions.
+    # What the teacher is about to learn: cross anchors pair these frames with the old instructions.
     new_dataset: DatasetFlags = field(default_factory=DatasetFlags)
-    # Number of anchors. Unset: 2,000, of a policy that answers in tokens 8,000; and --old_frames on top.
-    num_samples: int | None = None
-    # dataset: frames of the old datasets | cross: new frames, old instructions, no old frame | both | auto: by which
-    # datasets there are.
-    anchor_source: str = "auto"
-    # For both: how many anchors are old frames. Unset: half of them. Each kind fills half of every batch in any case;
-    # of a policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place.
-    old_frames: int | None = None
-    # For cross: a file with one instruction per line, or the instructions with ; between them. Without it they are
-    # read from --dataset's metadata.
-    old_instructions: str | None = None
-    # Share of the cross anchors whose state is drawn.
-    drawn_states: float = 0.7
-    # Drawn from what. statistics: those that the teacher's normalizer ships | old_frames: between two old frames of the
-    # task, or where the teacher goes from one | auto: old_frames where there are some, of a policy that answers in
-    # tokens; else statistics.
-    draw_from: str = _AUTO
-    # Share of the cross anchors whose state the teacher reaches by its own actions under the old instruction, from the
-    # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
-    walked_states: float = 0.5
-    # Noise on the other cross anchors' states, in standard deviations.
-    state_jitter: float = 0.0
-    # action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours. With any but action, a
-    # layer or a pooling, what is left open is as the documents of the first CRaFT have it.
-    retention_mode: str = "action"
-    # The layer whose hidden states are kept.
-    hidden_layer: str = "-2"
-    # Several layers instead: -2,-1 or all or expert:all. Pooled to the vision mean and the last text token of each,
-    # unless --pooling or --per_token says otherwise.
-    layers_to_save: str | None = None
-    # mean_image_tokens | mean_masked | last_token | cls_token | vision_mean+text_last.
-    pooling: str | None = None
-    # Keep every token instead of pooling.
-    per_token: bool = False
-    # Logits kept per token of a token policy; all others are folded into one.
-    top_k: int = 64
-    # (noise, time) draws kept per anchor of a flow or diffusion policy; the others draw nothing, and one is kept.
-    num_draws: int = 8
     # embedded: observations are in the cache | reference: images stay in the datasets.
     inputs: str = "embedded"
     # Anchors per forward pass, and per file.
@@ -150,27 +198,16 @@ class BuildConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.retention_mode == MULTI_LAYER:
-            self.retention_mode, self.layers_to_save = "hidden", self.layers_to_save or _SEVERAL
         if self.inputs not in ("embedded", "reference"):
-            raise CraftError(f"--inputs must be embedded or reference; got {self.inputs!r}")
-        if self.per_token and self.pooling is not None:
-            raise CraftError("--per_token keeps every token, --pooling does not: give one of the two")
-        for flag in ("batch_size", "shard_size"):
-            if getattr(self, flag) < 1:
-                raise CraftError(f"--{flag} must be at least 1; got {getattr(self, flag)}")
+            raise CraftError(f"{setting('inputs')} must be embedded or reference; got {self.inputs!r}")
+        super().__post_init__()
+        for name in ("batch_size", "shard_size"):
+            if getattr(self, name) < 1:
+                raise CraftError(f"{setting(name)} must be at least 1; got {getattr(self, name)}")
 
     def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
-        """Where anchors come from, given whether the policy reads instructions and whether there is a memory."""
-        return resolve_source(
-            self.anchor_source,
-            old=bool(self.dataset.repo_id) or has_memory,
-            new=bool(self.new_dataset.repo_id) and reads_instruction,
-        )
-
-    def retained(self, adapter: PolicyAdapter, policy: Any) -> Retained:
-        """The values to keep, with layers resolved for the policy."""
-        return mode_named(self.retention_mode).asked(self, adapter, policy)
+        """The same, given also whether there is a new dataset."""
+        return super().source(reads_instruction and bool(self.new_dataset.repo_id), has_memory)
 
 
 def digest(recipe: dict[str, Any]) -> str:
@@ -187,25 +224,26 @@ _OF_HIDDEN_STATES = ("hidden_layer", "layers_to_save", "pooling", "per_token")
 _MODE = "retention_mode"
 
 
-@dataclass
-class DocumentsBuild(BuildConfig):
-    """Hidden states, on frames of the old datasets."""
+@dataclass(kw_only=True)
+class DocumentsAnchors(AnchorConfig):
+    """The defaults of the original CRaFT notes: hidden states, on frames of the old datasets."""
 
-    num_samples: int | None = 1000
-    anchor_source: str = "dataset"
-    drawn_states: float = 0.0
-    walked_states: float = 0.0
     retention_mode: str = "hidden"
-    num_draws: int = 1
+    anchor_source: str = "dataset"
+    num_anchors: int | None = 1000
+    walked_states: float | None = 0.0
+    drawn_states: float = 0.0
+    num_draws: int | None = 1
+
+
+@dataclass(kw_only=True)
+class DocumentsBuild(DocumentsAnchors, BuildConfig):
+    """`craft cache build` with the defaults of the original CRaFT notes."""
 
 
 def asks_for_documents(flags: Sequence[str]) -> bool:
     """Whether flags (`--x=y` or `--x y`) name a mode of the original notes, a layer or a pooling."""
-    given: dict[str, str] = {}
-    for flag, following in zip_longest(flags, flags[1:], fillvalue=""):
-        name, equals, value = flag.partition("=")
-        if name.startswith("--"):
-            given[name.removeprefix("--")] = value if equals else following
+    given = dict(read_flags(flags))
     if _MODE in given:
-        return given[_MODE] != BuildConfig.retention_mode
+        return given[_MODE] != AnchorConfig.retention_mode
     return not given.keys().isdisjoint(_OF_HIDDEN_STATES)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec, Ragged
 from lerobot_craft.core import DriftKind, Pooling, drift
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies import Batch, Fixed, Layer, Output, PolicyAdapter
 from lerobot_craft.policies.adapter import installed
 
@@ -87,7 +87,7 @@ class Retained(ABC):
 
     @classmethod
     def asked(cls, flags: Any, adapter: PolicyAdapter, policy: Any) -> Self:
-        """From flags; `flags` has the fields of `BuildConfig`."""
+        """From flags; `flags` has the fields of `AnchorConfig`."""
         return cls(adapter.resolve(policy, layers_asked(flags) or "-2"))
 
     @classmethod
@@ -203,7 +203,7 @@ class Retained(ABC):
         if set(layers) == set(self.layers):
             return []
         flag = "layers_to_save" if flags.layers_to_save else "hidden_layer"
-        return [f"layer {', '.join(map(str, layers))} (--craft.{flag}={asked})"]
+        return [f"layer {', '.join(map(str, layers))} ({setting(flag)}={asked})"]
 
     def __str__(self) -> str:
         return f"layer {', '.join(map(str, self.layers))}"
@@ -301,8 +301,8 @@ def mode_named(name: str) -> type[Retained]:
     target = installed(ENTRY_POINT_GROUP).get(name) or _BUILT_IN.get(name)
     if target is None:
         raise CraftError(
-            f"--retention_mode must be one of {', '.join(known_modes())}; got {name!r:.80}. Another one is a small "
-            "file (docs/adding-a-retention-mode.md): name its module with --discover_packages_path"
+            f"{setting('retention_mode')} must be one of {', '.join(known_modes())}; got {name!r:.80}. Another one is "
+            "a small file (docs/adding-a-retention-mode.md): name its module with --discover_packages_path"
         )
     module, _, attribute = target.partition(":")
     try:

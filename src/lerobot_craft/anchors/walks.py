@@ -37,7 +37,7 @@ from lerobot_craft.anchors.observations import (
 )
 from lerobot_craft.anchors.plan import Plan
 from lerobot_craft.anchors.teacher import Teacher, executed_chunk, normalizer_stats
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
 from lerobot_craft.lerobot_api.preload import finite_numbers, numbers
 from lerobot_craft.lerobot_api.processors import policy_batch
@@ -86,7 +86,7 @@ def fit_motion(states: Tensor, actions: Tensor, episode: Ints, horizon: int) -> 
     if len(starts) == 0:
         raise CraftError(
             f"States cannot be walked: no episode of the new data is longer than the {horizon} actions of a chunk. Set"
-            " --walked_states=0."
+            f" {setting('walked_states')}=0."
         )
     here = states[starts].double()
     moved = states[starts + horizon].double() - here  # [n, S]
@@ -108,7 +108,7 @@ def fit_motion(states: Tensor, actions: Tensor, episode: Ints, horizon: int) -> 
     if not driven.any():
         raise CraftError(
             "States cannot be walked: no dimension of the new data's observation.state follows the actions when an"
-            " episode begins. Set --walked_states=0."
+            f" episode begins. Set {setting('walked_states')}=0."
         )
     return Motion((weights * driven).float(), driven)
 

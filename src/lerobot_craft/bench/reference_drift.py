@@ -41,8 +41,8 @@ def keep_reference(checkpoint: Path, old_data: Path, num_tasks: int, layers: str
     for kind in (_ACTION, _HIDDEN) if layers else (_ACTION,):
         config = BuildConfig(
             output_dir=directory / kind,
-            dataset=DatasetFlags(f"craft/{old_data.name}", str(old_data)),
-            num_samples=_FRAMES_PER_TASK * num_tasks,
+            old_dataset=DatasetFlags(f"craft/{old_data.name}", str(old_data)),
+            num_anchors=_FRAMES_PER_TASK * num_tasks,
             retention_mode=kind,
             layers_to_save=layers if kind == _HIDDEN else None,
             per_token=kind == _HIDDEN,

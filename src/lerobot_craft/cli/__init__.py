@@ -4,6 +4,7 @@ Only the standard library is imported here, and a verb's module only if that ver
 before torch loads. The top level parses no verb's flags, because some verbs use draccus, which has its own grammar.
 
 A new verb is one line in `VERBS` and one file `cli/<verb>.py` with `run(argv) -> exit code`.
+Errors name settings; a verb whose flags have other names than `--setting` says so (`flags.spelled`).
 
 Exit codes: 0 success; 1 the verb ran and the answer is no; 2 wrong command line or input. As a shell reports signals:
 130 interrupted; 143 a training saved and stopped on SIGTERM; 141 the reader of our output closed the pipe.
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # Here, because a closed pipe cannot be caught at interpreter exit.
             sys.stdout.flush()
     except CraftError as error:
-        print(f"craft: {error}", file=sys.stderr)
+        print(f"craft: {error.told('--{}'.format)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from lerobot_craft.cli.flags import PolicyFlags, parse_flags, take_policy_flags
+from lerobot_craft.cli.flags import PolicyFlags, parse_flags, spelled, take_policy_flags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import renamed
 
 if TYPE_CHECKING:
     from lerobot_craft.anchors.teacher import Teacher
@@ -25,14 +26,23 @@ _USAGE = """usage: craft cache build --policy.path=DIR --dataset.repo_id=NAME --
 
 exit codes: 0 done, 2 something is wrong with the flags, the cache or the teacher"""
 
-# Names in the original CRaFT notes.
-_ALIASES = {
-    "--num_anchors": "--num_samples",
+# Flags, and the settings that they set; in the original CRaFT notes the last two.
+_SETTINGS = {
+    "--num_samples": "--num_anchors",
+    "--dataset": "--old_dataset",
     "--out_dir": "--output_dir",
     "--policy.pretrained_path": "--policy.path",
 }
+_FLAGS = {"num_anchors": "--num_samples", "old_dataset": "--dataset"}
 
 
+def flag_of(setting: str) -> str:
+    """The flag of a setting of `craft cache build`."""
+    name, dot, part = setting.partition(".")
+    return f"{_FLAGS.get(name, f'--{name}')}{dot}{part}"
+
+
+@spelled(flag_of)
 def run(argv: list[str]) -> int:
     """Run one of the three actions and return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="craft: %(message)s")
@@ -42,7 +52,12 @@ def run(argv: list[str]) -> int:
         return 0 if argv else 2
     if argv[0] not in actions:
         raise CraftError(f"`craft cache {argv[0]}` is not known: use {', '.join(actions)}")
-    return actions[argv[0]]([_translate(argument) for argument in argv[1:]])
+    return actions[argv[0]](renamed(argv[1:], _as_setting))
+
+
+def _as_setting(flag: str) -> str:
+    name, dot, part = flag.partition(".")
+    return _SETTINGS.get(flag) or f"{_SETTINGS.get(name, name)}{dot}{part}"
 
 
 def _build(argv: Sequence[str]) -> int:
@@ -50,7 +65,7 @@ def _build(argv: Sequence[str]) -> int:
     from lerobot_craft.anchors.recipe import BuildConfig, DocumentsBuild, asks_for_documents
 
     settings = DocumentsBuild if asks_for_documents(rest) else BuildConfig
-    config = parse_flags(settings, rest, program="craft cache build")
+    config = parse_flags(settings, rest, program="craft cache build", flag_of=flag_of)
     from lerobot_craft.anchors.build import Ranks, build_cache, is_finished, prepare, share
     from lerobot_craft.anchors.store import AnchorStore
     from lerobot_craft.anchors.verify import cache_summary
@@ -125,8 +140,3 @@ def _load_teacher(policy: PolicyFlags) -> "Teacher":
 
     print(f"loading the teacher from {policy.path}", file=sys.stderr)
     return load_teacher(policy.path, policy.overrides)
-
-
-def _translate(argument: str) -> str:
-    name, equals, value = argument.partition("=")
-    return f"{_ALIASES.get(name, name)}{equals}{value}"

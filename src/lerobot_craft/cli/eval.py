@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lerobot_craft import __version__
 from lerobot_craft.cli.flags import parse_flags, take_policy_flags, whole_flag
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import split
 from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
@@ -43,8 +44,7 @@ def run(argv: list[str]) -> int:
     """Play the missing episodes, print the matrix, write the page, and return 0."""
     named = [argument for argument in argv if not argument.startswith("-")]
     policy, rest = take_policy_flags([whole_flag(argument) for argument in argv if argument.startswith("-")])
-    plugins = [flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS)]
-    register_plugins([*policy.plugins, *plugins])
+    register_plugins([*policy.plugins, *(split(flag)[1] or "" for flag in rest if flag.startswith(_PLUGINS))])
     from lerobot_craft.lerobot_api.env_flags import EvalFlags
 
     if not {"-h", "--help"}.isdisjoint(rest):
@@ -78,9 +78,9 @@ def _candidates(named: Sequence[str]) -> "list[Candidate]":
         raise CraftError("say what to evaluate: craft eval CHECKPOINT ... (`craft eval --help` has examples)")
     found = []
     for argument in named:
-        name, equals, place = argument.partition("=")
-        path = Path(place if equals else argument)
-        found.append(Candidate(name if equals else argument.rstrip("/"), policy_in(path)))
+        name, place = split(argument)
+        path = Path(argument if place is None else place)
+        found.append(Candidate(argument.rstrip("/") if place is None else name, policy_in(path)))
     doubled = [one.name for i, one in enumerate(found) if one.name in {other.name for other in found[:i]}]
     if doubled:
         raise CraftError(f"two checkpoints are called {doubled[0]}: name them apart, NAME=CHECKPOINT")

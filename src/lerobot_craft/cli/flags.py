@@ -18,17 +18,19 @@ import io
 import json
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import in_place, read_flags, split, take_flags, value_of
 from lerobot_craft.lerobot_api import policy_in
 
 _POLICY = "--policy."
+_FIELD = re.compile(r"^`([\w.]+)`")  # how draccus names one
+_OPTION = re.compile(r"--([a-z_][\w.]*)")
 _PLUGINS = "discover_packages_path"
 _DAMAGED = "The file is damaged or was edited: copy the checkpoint again; a run takes changes as flags"
 
@@ -51,19 +53,8 @@ class PolicyFlags:
 
 def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
     """Split off the policy's flags, written `--policy.x=y` or `--policy.x y`."""
-    found: dict[str, str] = {}
-    rest: list[str] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        if not argument.startswith((_POLICY, f"--{_PLUGINS}")):
-            rest.append(argument)
-            continue
-        name, equals, value = argument.removeprefix(_POLICY).removeprefix("--").partition("=")
-        if not equals:
-            value = next(arguments, "--")
-            if value.startswith("--"):
-                raise CraftError(f"{argument} needs a value: write {argument}=VALUE")
-        found[name] = value
+    taken, rest = take_flags(argv, lambda name: name.startswith((_POLICY, f"--{_PLUGINS}")))
+    found = {name.removeprefix(_POLICY).removeprefix("--"): value for name, value in taken}
     path = found.pop("path", None)
     plugins = tuple(name for name in found.pop(_PLUGINS, "").split(",") if name)
     return PolicyFlags(path, tuple(f"--{name}={value}" for name, value in found.items()), plugins), rest
@@ -71,17 +62,21 @@ def take_policy_flags(argv: Sequence[str]) -> tuple[PolicyFlags, list[str]]:
 
 def whole_flag(flag: str) -> str:
     """Require a flag to contain its value: a word of its own would be taken for a checkpoint."""
-    if "=" not in flag and flag not in ("-h", "--help"):
+    if split(flag)[1] is None and flag not in ("-h", "--help"):
         raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
     return flag
 
 
 def parse_flags[Config](
-    config_class: type[Config], argv: Sequence[str], program: str, saved: Path | None = None, prefix: str = ""
+    config_class: type[Config],
+    argv: Sequence[str],
+    program: str,
+    saved: Path | None = None,
+    flag_of: Callable[[str], str] = "--{}".format,
 ) -> Config:
-    """Parse a dataclass from its flags, over the values of a saved file if given; `--help` prints them and exits.
+    """Parse a dataclass from `--field=value`, over the values of a saved file if given; `--help` prints them and exits.
 
-    Error messages name the flags with `prefix`, as they were typed.
+    Error messages and the help show the flags that `flag_of` gives the fields.
     """
     import draccus
     from draccus.utils import DraccusException
@@ -89,9 +84,9 @@ def parse_flags[Config](
 
     if saved is not None:
         _check_saved(config_class, saved)
-    complaint = io.StringIO()
+    said, complaint = io.StringIO(), io.StringIO()
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complaint):
             config: Config = draccus.parse(config_class, config_path=saved, args=list(argv), prog=program)
         return config
     except (DraccusException, YAMLError) as error:
@@ -99,12 +94,29 @@ def parse_flags[Config](
             parse_flags(config_class, (), program, saved)  # names the file if it is to blame
         if saved is not None and not argv:
             raise CraftError(f"{saved}: {_first_line(error)}. {_DAMAGED}") from error
-        raise CraftError(f"{_first_line(error)} (`{program} --help` lists the flags)") from error
+        reason = _FIELD.sub(lambda field: f"`{flag_of(field[1])}`", _first_line(error))
+        raise CraftError(f"{reason} (`{program} --help` lists the flags)") from error
     except SystemExit as stop:
         if stop.code in (0, None):
+            print(_with_flags(said.getvalue(), flag_of), end="")
             raise
-        reason = complaint.getvalue().strip().rpartition("error: ")[2].replace("--", f"--{prefix}")
+        reason = _with_flags(complaint.getvalue().strip().rpartition("error: ")[2], flag_of)
         raise CraftError(f"{reason} (`{program} --help` lists the flags)") from stop
+
+
+@contextlib.contextmanager
+def spelled(flag_of: Callable[[str], str]) -> Iterator[None]:
+    """Errors from within show the flags that `flag_of` gives the settings that they name."""
+    try:
+        yield
+    except CraftError as error:
+        error.args = (error.told(flag_of),)
+        raise
+
+
+def _with_flags(text: str, flag_of: Callable[[str], str]) -> str:
+    """What argparse says of fields, with the flags that they have here."""
+    return _OPTION.sub(lambda option: flag_of(option[1]), text)
 
 
 def _check_saved(config_class: type, saved: Path) -> None:
@@ -132,20 +144,14 @@ _OF_LEROBOT = "train_config.json"
 
 def with_recipe(argv: Sequence[str]) -> list[str]:
     """The same flags, with those of a recipe in place of its `--config_path`; a flag that is typed too wins."""
-    place, rest = _take_config_path(argv)
+    place = value_of(_CONFIG_PATH, argv)
     recipe = None if place is None else _read(place)
     if recipe is None:
         return list(argv)
-    typed = {word.partition("=")[0].removeprefix("--") for word in rest}
+    (_, *others), rest = take_flags(argv, _CONFIG_PATH.__eq__)
+    rest += [f"{name}={value}" for name, value in others]
+    typed = {split(word)[0].removeprefix("--") for word in rest}
     return [*(flag for name, flag in _flags(recipe) if not _is_typed(name, typed)), *rest]
-
-
-def _take_config_path(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    for index, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == _CONFIG_PATH and (equals or index + 1 < len(argv)):
-            return (value if equals else argv[index + 1]), [*argv[:index], *argv[index + (1 if equals else 2) :]]
-    return None, list(argv)
 
 
 def _read(place: str) -> dict[str, Any] | None:
@@ -239,8 +245,10 @@ class Flag(NamedTuple):
 
 def train_flags() -> dict[str, Flag]:
     """Flags of CRaFT, of the estimate and of lerobot, by name; those of a policy or environment are not listed."""
-    craft = _fields(_OWN / "training" / "config.py", "CraftConfig")
-    dataset = _fields(_OWN / "anchors" / "recipe.py", "DatasetFlags")
+    anchors, dataset = (_fields(_OWN / "anchors" / "recipe.py", name) for name in ("AnchorConfig", "DatasetFlags"))
+    own = _fields(_OWN / "training" / "config.py", "CraftConfig")
+    both = {flag.name: flag for flag in (*own, *anchors)}
+    craft = [both[name] for name in in_place([flag.name for flag in own], [flag.name for flag in anchors])]
     estimate = _fields(_OWN / "training" / "estimate.py", "EstimateConfig")
     found = list(_nested(craft, "craft.", {"DatasetFlags": dataset}))
     found += _nested(estimate, "estimate.", {})
@@ -263,9 +271,9 @@ def check_names(argv: Sequence[str], aliases: Mapping[str, str]) -> None:
     groups = {name for name, flag in known.items() if flag.type}
     heads = {name.rpartition(".")[0] for name in known} - {"", "craft"}  # a whole group, as YAML
     for argument in argv:
-        name = argument.partition("=")[0]
+        name, value = split(argument)
         is_flag = name.startswith("--") and len(name) > 2
-        if not is_flag and not (argument.startswith("craft.") and "=" in argument):
+        if not is_flag and not (argument.startswith("craft.") and value is not None):
             continue
         name = name.removeprefix("--")
         if name in known or name in heads or name in _ALWAYS or f"--{name}" in aliases:
@@ -346,8 +354,8 @@ def _class_of(annotation: ast.expr) -> str:
 
 def _policy_flags(argv: Sequence[str]) -> set[str] | None:
     """The flags of the run's policy; None where its type is not known before lerobot is imported: a plugin, the Hub."""
-    values = dict(pairwise(argv)) | dict(word.split("=", 1) for word in argv if "=" in word)
-    path, policy_type = values.get("--policy.path", values.get("--policy.pretrained_path")), values.get("--policy.type")
+    values = dict(read_flags(argv))
+    path, policy_type = values.get("policy.path", values.get("policy.pretrained_path")), values.get("policy.type")
     if path is not None:
         try:
             policy_type = json.loads((policy_in(Path(path)) / "config.json").read_text(encoding="utf-8"))["type"]
@@ -358,7 +366,7 @@ def _policy_flags(argv: Sequence[str]) -> set[str] | None:
     files = [file for root in roots for file in Path(root).glob("policies/*/configuration_*.py")]
     files += [Path(root) / "configs" / "policies.py" for root in roots]
     classes: dict[str, tuple[Path, list[str]]] = {}
-    chosen = "PreTrainedConfig" if path is None and policy_type is None and "--config_path" not in values else None
+    chosen = "PreTrainedConfig" if path is None and policy_type is None and "config_path" not in values else None
     for file in (*files, *(_OWN / "tiny").glob("*.py")):
         for registered, name, bases in _CONFIGURATION.findall(file.read_text(encoding="utf-8")):
             classes[name] = file, [base.strip() for base in bases.split(",")]

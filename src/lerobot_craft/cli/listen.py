@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lerobot_craft import __version__
-from lerobot_craft.cli.flags import parse_flags, take_policy_flags, whole_flag
+from lerobot_craft.cli.flags import parse_flags, spelled, take_policy_flags, whole_flag
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import policy_in
 
@@ -31,6 +31,12 @@ flags:
 REPORT_FILE = "report.html"
 
 
+def flag_of(setting: str) -> str:
+    """The flag of a setting."""
+    return "--instructions" if setting == "old_instructions" else f"--{setting}"
+
+
+@spelled(flag_of)
 def run(argv: list[str]) -> int:
     """Let both policies act, print the table, write the page, and return 0."""
     named = [argument for argument in argv if not argument.startswith("-")]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lerobot_craft.cli.eval import register_plugins
 from lerobot_craft.cli.flags import parse_flags, take_policy_flags
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import split
 from lerobot_craft.lerobot_api import policy_in
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
         return 2
     places = [argument for argument in argv if not argument.startswith("-")]
     policy, rest = take_policy_flags([argument for argument in argv if argument.startswith("-")])
-    register_plugins([*policy.plugins, *(flag.partition("=")[2] for flag in rest if flag.startswith(_PLUGINS))])
+    register_plugins([*policy.plugins, *(split(flag)[1] or "" for flag in rest if flag.startswith(_PLUGINS))])
     from lerobot_craft.lerobot_api.env_flags import RememberFlags
 
     if not {"-h", "--help"}.isdisjoint(rest):
@@ -85,10 +86,10 @@ def _split(flags: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     asked: dict[str, str] = {}
     rest: list[str] = []
     for flag in flags:
-        name, equals, value = flag.partition("=")
-        if name in _BARE and not equals:
+        name, value = split(flag)
+        if value is None and name in _BARE:
             value = "true"
-        elif not equals:
+        if value is None:
             raise CraftError(f"{flag} needs a value: write {flag}=VALUE")
         if name == _FORGET or (name in ("--list", "--verify") and value == "true"):
             asked[name] = value

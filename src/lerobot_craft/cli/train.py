@@ -4,9 +4,11 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from lerobot_craft.cli.flags import check_names, help_text, parse_flags, with_recipe
+from lerobot_craft.cli.flags import check_names, help_text, parse_flags, spelled, with_recipe
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import renamed, split, take_flags, value_of, without
 
 _USAGE = """usage: craft train [flags of lerobot-train] [--craft.x=y ...]
 
@@ -34,8 +36,23 @@ _CRAFT = "craft."
 _ESTIMATE = "estimate."
 # Names in earlier lerobot releases, which the original CRaFT notes use.
 _ALIASES = {"--eval_freq": "--env_eval_freq", "--policy.pretrained_path": "--policy.path"}
+# Settings that are not behind `--craft.` by their own name.
+_FLAGS = {
+    "dataset": "--dataset",
+    "new_dataset": "--dataset",
+    "output_dir": "--craft.anchor_cache_dir",
+    "seed": "--seed",
+    "craft": "--craft",
+}
 
 
+def flag_of(setting: str) -> str:
+    """The flag of a setting: of CRaFT's behind `--craft.`, and lerobot's own for the new task's dataset."""
+    name, dot, part = setting.partition(".")
+    return f"{_FLAGS.get(name, f'--{_CRAFT}{name}')}{dot}{part}"
+
+
+@spelled(flag_of)
 def run(argv: list[str]) -> int:
     """Train and return 0; problems with flags, data or anchors are raised before the first step."""
     wants_help = not {"-h", "--help"}.isdisjoint(argv)
@@ -53,8 +70,7 @@ def run(argv: list[str]) -> int:
     from lerobot_craft.training.run import train
     from lerobot_craft.training.run_settings import read_settings
 
-    settings = config_class(craft_flags)
-    cfg, craft = read_settings(rest, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
+    cfg, craft = read_settings(rest, lambda saved: _parse(config_class(craft_flags), craft_flags, saved))
     train(cfg, craft, shlex.join(["craft", "train", *typed]))
     return 0
 
@@ -65,32 +81,31 @@ def _estimate(estimate_flags: Sequence[str], craft_flags: Sequence[str], rest: S
     import lerobot_craft.tiny  # noqa: F401  registers the policies that it makes
     from lerobot_craft.training.config import config_class
     from lerobot_craft.training.estimate import EstimateConfig, as_json, as_text, estimate
-    from lerobot_craft.training.run_settings import flag_value, read_settings, without_flag
+    from lerobot_craft.training.run_settings import read_settings
 
-    options = parse_flags(EstimateConfig, estimate_flags, "craft train", prefix=_ESTIMATE)
-    settings = config_class(craft_flags)
-    flags = without_flag("--output_dir", rest)  # nothing is written, so it may exist
-    cfg, craft = read_settings(flags, lambda saved: parse_flags(settings, craft_flags, "craft train", saved, _CRAFT))
-    device = flag_value("--policy.device", rest) or cfg.policy.device  # as typed: this machine need not have it
+    options = parse_flags(EstimateConfig, estimate_flags, "craft train", flag_of=f"--{_ESTIMATE}{{}}".format)
+    flags = without("--output_dir", rest)  # nothing is written, so it may exist
+    cfg, craft = read_settings(flags, lambda saved: _parse(config_class(craft_flags), craft_flags, saved))
+    device = value_of("--policy.device", rest) or cfg.policy.device  # as typed: this machine need not have it
     found = estimate(cfg, craft, options, device)
     print(as_json(found) if options.json else as_text(found, on_cpu=device == "cpu"))
     return 0
 
 
+def _parse[Config](settings: type[Config], flags: Sequence[str], saved: Path | None) -> Config:
+    return parse_flags(settings, flags, "craft train", saved, flag_of)
+
+
 def split_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split CRaFT's flags, without prefix, from lerobot's; `--craft.x=y`, `--craft.x y` and `craft.x=y` are equal."""
     craft, rest = _split(argv, _CRAFT)
-    aliased = []
-    for argument in rest:
-        name, equals, value = argument.partition("=")
-        aliased.append(f"{_ALIASES.get(name, name)}{equals}{value}")
-    return craft, aliased
+    return craft, renamed(rest, lambda name: _ALIASES.get(name, name))
 
 
 def take_estimate_flags(argv: Sequence[str]) -> tuple[list[str] | None, list[str]]:
     """Split off `--estimate.*` flags, without prefix (None: no estimate requested)."""
     flags, rest = _split(argv, _ESTIMATE)
-    asked = [argument for argument in rest if argument.partition("=")[0] == "--estimate"]
+    asked = [argument for argument in rest if split(argument)[0] == "--estimate"]
     for argument in asked:
         if argument not in ("--estimate", "--estimate=true"):
             raise CraftError(f"{argument}: write --estimate for an estimate, and leave it out for the run itself")
@@ -99,28 +114,15 @@ def take_estimate_flags(argv: Sequence[str]) -> tuple[list[str] | None, list[str
 
 def _split(argv: Sequence[str], prefix: str) -> tuple[list[str], list[str]]:
     """Split off flags with a prefix; they are returned without it, one word each."""
-    taken: list[str] = []
-    rest: list[str] = []
-    arguments = iter(argv)
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        # Without dashes and without = it is the previous flag's value, such as a job name.
-        if not name.startswith((f"--{prefix}", prefix) if equals else f"--{prefix}"):
-            rest.append(argument)
-            continue
-        if not equals:
-            value = next(arguments, "--")
-            if value.startswith("--"):
-                raise CraftError(f"{name} needs a value: write {name}=VALUE")
-        # One word, because argparse takes a value such as -2,-1 for a flag.
-        taken.append(f"--{name.removeprefix('--').removeprefix(prefix)}={value}")
-    return taken, rest
+    taken, rest = take_flags(argv, lambda name: name.startswith((f"--{prefix}", prefix)))
+    # One word, because argparse takes a value such as -2,-1 for a flag.
+    return [f"--{name.removeprefix('--').removeprefix(prefix)}={value}" for name, value in taken], rest
 
 
 def _help(rest: Sequence[str]) -> int:
     print(_USAGE)
     print(help_text(), flush=True)
-    chosen = [argument for argument in rest if argument.partition("=")[0].endswith((".type", "discover_packages_path"))]
+    chosen = [argument for argument in rest if split(argument)[0].endswith((".type", "discover_packages_path"))]
     if chosen:  # only lerobot knows their flags, and it is slow to import
         from lerobot_craft.lerobot_api.train_config import print_train_help
 

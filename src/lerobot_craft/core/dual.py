@@ -99,11 +99,11 @@ class Dual:
         if not 0 <= self.lambda_lr < math.inf:
             raise ValueError(f"lambda_lr must be finite and not negative; got {self.lambda_lr}")
         if not 0 <= self.fall_rate <= 1:
-            raise ValueError(f"fall_rate must lie in [0, 1]; got {self.fall_rate}")
+            raise ValueError(f"lambda_fall_rate must lie in [0, 1]; got {self.fall_rate}")
         if not 0 <= self.proportional_gain < math.inf:
-            raise ValueError(f"proportional_gain must be finite and not negative; got {self.proportional_gain}")
+            raise ValueError(f"lambda_gain must be finite and not negative; got {self.proportional_gain}")
         if not 0 <= self.smoothing < 1:
-            raise ValueError(f"smoothing must lie in [0, 1); got {self.smoothing}")
+            raise ValueError(f"lambda_smoothing must lie in [0, 1); got {self.smoothing}")
         if self.rule in _MULTIPLYING and not self.lambda_min > 0:
             raise ValueError(f"the {self.rule} rule multiplies, so 0 would hold it forever: set lambda_min > 0")
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.lerobot_api import quiet_video
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ def open_dataset(
     *,
     policy_config: "PreTrainedConfig | None" = None,
     episodes: Sequence[int] | None = None,
+    named: str = "dataset",
 ) -> "LeRobotDataset":
     """Open a LeRobotDataset with the samples that `lerobot-train` would see, without image transforms.
 
@@ -106,6 +107,7 @@ def open_dataset(
         revision: Branch, tag or commit on the Hub.
         policy_config: Determines which past observations and future actions belong to a sample.
         episodes: Only these; None: all.
+        named: The setting that names it, for errors.
 
     Raises:
         CraftError: The dataset is missing, incomplete or unreadable.
@@ -115,11 +117,11 @@ def open_dataset(
     from lerobot.datasets.lerobot_dataset import LeRobotDataset
 
     chosen = None if episodes is None else sorted(set(episodes))
-    with _plain_errors(repo_id, root):
-        meta = open_metadata(repo_id, root, revision)
+    with _plain_errors(repo_id, root, named):
+        meta = open_metadata(repo_id, root, revision, named=named)
         _check_episodes(meta, chosen)
         if root is not None:
-            _check_files(meta, chosen)
+            _check_files(meta, chosen, named)
         deltas = None if policy_config is None else resolve_delta_timestamps(policy_config, meta)
         return LeRobotDataset(
             repo_id, root=root, revision=revision, episodes=chosen, delta_timestamps=deltas, return_uint8=True
@@ -127,57 +129,49 @@ def open_dataset(
 
 
 def open_metadata(
-    repo_id: str, root: str | Path | None = None, revision: str | None = None
+    repo_id: str, root: str | Path | None = None, revision: str | None = None, *, named: str = "dataset"
 ) -> "LeRobotDatasetMetadata":
     """A dataset's metadata (instructions, features, statistics), without its frames."""
     quiet_video()
     from lerobot.datasets.dataset_metadata import LeRobotDatasetMetadata
 
     if root is not None:
-        require_metadata(repo_id, Path(root))
-    with _plain_errors(repo_id, root):
+        require_metadata(repo_id, Path(root), named)
+    with _plain_errors(repo_id, root, named):
         return LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
 
 
-def require_metadata(repo_id: str, root: Path) -> None:
+def require_metadata(repo_id: str, root: Path, named: str = "dataset") -> None:
     """Refuse a directory with missing files in meta/: lerobot would ask the Hub for them and blame the network."""
     if not (root / "meta" / "info.json").is_file():
+        flag = setting(f"{named}.root")
         raise CraftError(
             f"There is no LeRobotDataset in {root}: it has no meta/info.json. Give the directory that holds meta/ and"
-            f" data/ as --dataset.root, or leave --dataset.root out to load {repo_id} from the Hub."
+            f" data/ as {flag}, or leave {flag} out to load {repo_id} from the Hub."
         )
-    _check_recorded(root)
+    _check_recorded(root, named)
     found = {"meta/tasks.parquet": (root / "meta" / "tasks.parquet").is_file()}
     found["meta/episodes/"] = any((root / "meta" / "episodes").rglob("*.parquet"))
     for name, is_there in found.items():
         if not is_there:
             raise CraftError(
                 f"The dataset in {root} is incomplete: {name} is missing, without which frames have no instruction. "
-                "Copy it again, or give another directory as --dataset.root."
+                f"Copy it again, or give another directory as {setting(f'{named}.root')}."
             )
 
 
-def _check_recorded(root: Path) -> None:
+def _check_recorded(root: Path, named: str) -> None:
     """Refuse a dataset that was created and never recorded into; other files of meta/ are not there yet then."""
     with suppress(OSError, ValueError, AttributeError):  # a damaged file is left to lerobot's error
         if json.loads((root / "meta" / "info.json").read_bytes()).get("total_episodes") == 0:
             raise CraftError(
                 f"The dataset in {root} has no episode: it was created, and nothing was saved into it. Record "
-                "episodes, or give another directory as --dataset.root."
+                f"episodes, or give another directory as {setting(f'{named}.root')}."
             )
 
 
 @contextmanager
-def old_data_flags() -> Iterator[None]:
-    """Refusals name the flags of old data: what reads a dataset knows only those of `craft cache build`."""
-    try:
-        yield
-    except CraftError as error:
-        raise CraftError(str(error).replace("--dataset.", "--craft.old_dataset.")) from error
-
-
-@contextmanager
-def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
+def _plain_errors(repo_id: str, root: str | Path | None, named: str) -> Iterator[None]:
     """Turn errors into CraftErrors, and keep lerobot off the Hub if `root` is given."""
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -190,12 +184,13 @@ def _plain_errors(repo_id: str, root: str | Path | None) -> Iterator[None]:
         if root is not None and isinstance(error, OfflineModeIsEnabled):
             raise CraftError(
                 f"The dataset in {root} is incomplete: files of its meta/ are missing. Copy it again, or give another "
-                "directory as --dataset.root."
+                f"directory as {setting(f'{named}.root')}."
             ) from error
         reason = next(iter(str(error).strip().splitlines()), "")
         raise CraftError(
             f"The dataset {repo_id} cannot be read from {root or 'the Hub or its local copy'}"
-            f" ({type(error).__name__}: {reason}). If it is on this machine, give its directory as --dataset.root."
+            f" ({type(error).__name__}: {reason}). If it is on this machine, give its directory as "
+            f"{setting(f'{named}.root')}."
         ) from error
 
 
@@ -221,11 +216,12 @@ def _check_episodes(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) 
     if absent or not episodes:
         asked = f"not {absent[0]}" if absent else "none was chosen"
         raise CraftError(
-            f"The dataset {meta.repo_id} has episodes 0 to {meta.total_episodes - 1}, {asked}. Mend --dataset.episodes."
+            f"The dataset {meta.repo_id} has episodes 0 to {meta.total_episodes - 1}, {asked}. Mend "
+            f"{setting('dataset.episodes')}."
         )
 
 
-def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> None:
+def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None, named: str) -> None:
     """Refuse an incomplete directory, which lerobot would otherwise try to complete from the Hub."""
     files = set()
     for episode in range(meta.total_episodes) if episodes is None else episodes:
@@ -236,7 +232,7 @@ def _check_files(meta: "LeRobotDatasetMetadata", episodes: list[int] | None) -> 
         raise CraftError(
             f"The dataset in {meta.root} is incomplete: {missing[0]} is missing"
             + (f", and {len(missing) - 1} more files." if len(missing) > 1 else ".")
-            + " Copy it again, or give another directory as --dataset.root."
+            + f" Copy it again, or give another directory as {setting(f'{named}.root')}."
         )
 
 
@@ -258,7 +254,7 @@ def frame_table(dataset: "LeRobotDataset | StoredFrames") -> FrameTable:
             raise CraftError(
                 f"In {dataset.repo_id} frame {position[row]} of episode {episode[row]} has {name} {index[row]}, and "
                 f"meta/{file} lists {count} (0 to {count - 1}). The metadata and the data are not of one dataset: "
-                "copy it again, or give another directory as --dataset.root."
+                "copy it again, or give another directory."
             )
     return FrameTable(task=task, episode=episode, position=position, length=lengths[episode])
 
@@ -312,14 +308,16 @@ def dataset_fingerprint(dataset: "LeRobotDataset") -> str:
     return _fingerprint(dataset.meta)
 
 
-def fingerprint_in(repo_id: str, root: str | Path | None, revision: str | None = None) -> str:
+def fingerprint_in(
+    repo_id: str, root: str | Path | None, revision: str | None = None, *, named: str = "dataset"
+) -> str:
     """The `dataset_fingerprint` from metadata only, without opening frames.
 
     Raises:
         CraftError: The dataset is missing or unreadable.
     """
-    meta = open_metadata(repo_id, root, revision)
-    with _plain_errors(repo_id, root):
+    meta = open_metadata(repo_id, root, revision, named=named)
+    with _plain_errors(repo_id, root, named):
         return _fingerprint(meta)
 
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.core import TokenSpans
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies.taps import ImageEmbedder
 
 Batch = Mapping[str, Any]  # as the policy's preprocessor returns it
@@ -138,14 +138,14 @@ class PolicyAdapter(ABC):
         parts = wanted.split(",") if isinstance(wanted, str) else wanted
         layers = [layer for part in parts for layer in _resolve_one(str(part).strip(), stacks, self.policy_type)]
         if not layers:
-            raise CraftError("no layer is named: give e.g. --layers_to_save=-2,-1")
+            raise CraftError(f"no layer is named: give e.g. {setting('layers_to_save')}=-2,-1")
         return tuple(dict.fromkeys(layers))
 
     def token_labels(self, fixed: Fixed) -> tuple[Tensor, Tensor]:
         """Token ids [B, P] that the logits at the same positions should predict, and their mask."""
         raise CraftError(
             f"{self.policy_type} puts out {self.output_kind}, not tokens, so token_ce is not defined for it: "
-            "use --retention_mode=action"
+            f"use {setting('retention_mode')}=action"
         )
 
     def reached_parameters(self, policy: Any, layers: Sequence[Layer] | None) -> list[str]:

@@ -10,7 +10,7 @@ from lerobot.utils.constants import ACTION, OBS_IMAGES
 from torch import Tensor, nn
 
 from lerobot_craft.core import TokenSpans
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies.adapter import (
     Batch,
     Demonstration,
@@ -124,7 +124,7 @@ def _image_encoders(policy: Any) -> list[nn.Module]:
     if not policy.config.image_features:
         raise CraftError(
             "this diffusion policy has no cameras, so it has no learned features of its observations: "
-            "use --retention_mode=action, or --layers_to_save=unet:-1"
+            f"use {setting('retention_mode')}=action, or {setting('layers_to_save')}=unet:-1"
         )
     encoder = policy.diffusion.rgb_encoder
     return list(encoder) if isinstance(encoder, nn.ModuleList) else [encoder]

@@ -11,7 +11,7 @@ from lerobot.policies.common.vla_utils import make_att_2d_masks, prepare_attenti
 from torch import Tensor
 
 from lerobot_craft.core import TokenSpans
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies.adapter import Batch, Fixed, Layer, Tokens
 from lerobot_craft.policies.flow import FlowAdapter
 from lerobot_craft.policies.paligemma import (
@@ -115,8 +115,9 @@ class PI0Adapter(FlowAdapter):
     @override
     def how_to_reach(self, policy: Any) -> str:
         return (
-            "prefix features never depend on the action expert. Use --retention_mode=action (or layers of the expert, "
-            "--layers_to_save=expert:-1), or train the backbone: --policy.train_expert_only=false; with --peft, "
+            f"prefix features never depend on the action expert. Use {setting('retention_mode')}=action (or layers of "
+            f"the expert, {setting('layers_to_save')}=expert:-1), or train the backbone: "
+            "--policy.train_expert_only=false; with --peft, "
             "--peft.target_modules='.*language_model.*self_attn\\.(q|v)_proj'"
         )
 

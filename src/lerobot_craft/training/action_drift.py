@@ -409,4 +409,4 @@ def _anchors(context: Context, output_dir: Path) -> Anchors | None:
 
 
 def _num_tasks(config: CraftConfig) -> int:
-    return len(old_instructions(config.build_config(Path(), DatasetFlags(), seed=0)))
+    return len(old_instructions(config))

@@ -9,10 +9,9 @@ cache, and everything that reads one knows a single mode.
 import dataclasses
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ from lerobot_craft.anchors.loader import AnchorBatch, open_cache
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.plan import parse_old_instructions
-from lerobot_craft.anchors.recipe import BuildConfig, DatasetFlags, digest, num_anchors
+from lerobot_craft.anchors.recipe import OLD_DATASET, BuildConfig, DatasetFlags, digest, num_anchors
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
@@ -36,29 +35,6 @@ from lerobot_craft.policies.taps import KnownImages
 from lerobot_craft.training.anchor_batches import CachedAnchors, OnlineAnchors, adapter_off
 from lerobot_craft.training.config import LOSS_TYPES, CraftConfig
 from lerobot_craft.training.methods.method import Context, Cost
-
-_FLAG = re.compile(r"--([a-z_]+)")
-_IN_TRAINING = {
-    "output_dir": "craft.anchor_cache_dir",
-    "dataset": "craft.old_dataset",
-    "new_dataset": "dataset",
-    "num_samples": "craft.num_anchors",
-    # What both have under one name.
-    **{field.name: f"craft.{field.name}" for field in fields(BuildConfig) if field.name in CraftConfig.__annotations__},
-}
-
-
-@contextmanager
-def flags_of_training() -> Iterator[None]:
-    """Errors from within name the flags of `craft train` instead of those of `craft cache build`."""
-    try:
-        yield
-    except CraftError as error:
-        raise CraftError(_FLAG.sub(_translated, str(error))) from error
-
-
-def _translated(flag: re.Match[str]) -> str:
-    return f"--{_IN_TRAINING.get(flag[1], flag[1])}"
 
 
 def check_values(context: Context, held: Retained, directory: Path) -> None:
@@ -84,7 +60,7 @@ def check_origin(config: CraftConfig, source: str, manifest: Manifest, directory
             differing.append(f"--craft.old_instructions, it has {'; '.join(manifest.instructions)}")
     if source != "cross":
         known = {record.repo_id for record in manifest.datasets}
-        names = [repo_id for repo_id, _ in config.old_dataset.addresses("craft.old_dataset")]
+        names = [repo_id for repo_id, _ in config.old_dataset.addresses(OLD_DATASET)]
         if any(name not in known for name in names):
             differing.append(f"--craft.old_dataset.repo_id, it has frames of {', '.join(sorted(known))}")
     if differing:
@@ -183,8 +159,7 @@ def _open_online(context: Context) -> Anchors:
         )
     if context.config.anchor_cache_dir is not None:
         logger.warning("--craft.teacher=online asks the teacher itself: --craft.anchor_cache_dir is not read")
-    with flags_of_training():
-        return OnlineAnchors(context, _job(context, Path()))
+    return OnlineAnchors(context, _job(context, Path()))
 
 
 def _open_cached(context: Context) -> Anchors:
@@ -196,23 +171,23 @@ def _open_cached(context: Context) -> Anchors:
         return anchors
     if not _has_an_origin(context):
         raise CraftError(_neither(given))
-    with flags_of_training():
-        job = _job(context, given or Path())
-        directory = given or _home() / "anchors" / digest(job.recipe())[:_DIGITS]
-        if not context.resumed:
-            _build(context, job, directory)
-        elif not is_finished(job, directory):
-            raise CraftError(
-                f"the anchors of this run are not in {directory} any more, and a policy that was trained since cannot "
-                "make them again: give the directory where they are as --craft.anchor_cache_dir, or start a new run"
-            )
+    job = _job(context, given or Path())
+    directory = given or _home() / "anchors" / digest(job.recipe())[:_DIGITS]
+    if not context.resumed:
+        _build(context, job, directory)
+    elif not is_finished(job, directory):
+        raise CraftError(
+            f"the anchors of this run are not in {directory} any more, and a policy that was trained since cannot "
+            "make them again: give the directory where they are as --craft.anchor_cache_dir, or start a new run"
+        )
     return _opened(context, directory)
 
 
 def _job(context: Context, directory: Path) -> Job:
     new = context.train.dataset
     new_dataset = DatasetFlags(new.repo_id, str(new.root or ""), new.revision)
-    build = context.config.build_config(directory, new_dataset, context.seed)
+    settings = context.config.anchor_settings()
+    build = BuildConfig(**settings, output_dir=directory, new_dataset=new_dataset, seed=context.seed)
     remembered = context.remembered
     if remembered is None:
         return prepare(build, context.teacher, new_episodes=new.episodes)
@@ -226,13 +201,13 @@ def _with_room(build: BuildConfig, remembered: int, context: Context) -> BuildCo
         return build
     adapter = adapter_for(context.teacher.config)
     usual = num_anchors(None, None, adapter)
-    of_datasets = usual // 2 if build.dataset.repo_id else 0
+    of_datasets = usual // 2 if build.old_dataset.repo_id else 0
     source = build.source(adapter.reads_instruction, has_memory=True)
     if source == "both" and build.old_frames is None:
         wanted = remembered + of_datasets
-        return replace(build, old_frames=wanted if build.num_samples is None else min(wanted, build.num_samples // 2))
-    if source == "dataset" and build.num_samples is None:
-        return replace(build, num_samples=remembered + of_datasets)
+        return replace(build, old_frames=wanted if build.num_anchors is None else min(wanted, build.num_anchors // 2))
+    if source == "dataset" and build.num_anchors is None:
+        return replace(build, num_anchors=remembered + of_datasets)
     return build
 
 

@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.anchors.recipe import OLD_DATASET, DatasetFlags
 from lerobot_craft.io.text import count, human_bytes, number
 from lerobot_craft.training.card_sections import NOT_EVALUATED, memory_section, success_section
 from lerobot_craft.training.journal import RunFile
@@ -45,7 +45,7 @@ def hub_facts(cfg: Any, old_dataset: DatasetFlags) -> HubFacts:
 
     A dataset with a directory of its own is left out: nothing says that it is on the Hub, and a link would be dead.
     """
-    used = [(cfg.dataset.repo_id, cfg.dataset.root), *old_dataset.addresses("craft.old_dataset")]
+    used = [(cfg.dataset.repo_id, cfg.dataset.root), *old_dataset.addresses(OLD_DATASET)]
     named = dict.fromkeys(name for name, root in used if not root and _HUB_DATASET.fullmatch(name))
     return HubFacts(cfg.policy.license, cfg.policy.tags or (), list(named))
 

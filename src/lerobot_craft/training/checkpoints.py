@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from safetensors import SafetensorError
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import read_flags
 from lerobot_craft.io.files import (
     HASHING_THREADS,
     discard_directory,
@@ -149,11 +149,7 @@ def resume_command(checkpoint_dir: Path) -> str:
 
 def package_flags(argv: Sequence[str]) -> list[str]:
     """The flags that name packages to import, as `--x=y`: lerobot forgets them, and a resumed run needs them."""
-    return [
-        word if "=" in word else f"{word}={value}"
-        for word, value in zip_longest(argv, argv[1:], fillvalue="")
-        if word.startswith("--") and word.partition("=")[0].endswith("discover_packages_path")
-    ]
+    return [f"--{name}={value}" for name, value in read_flags(argv) if name.endswith("discover_packages_path")]
 
 
 def _is_whole(checkpoint_dir: Path) -> bool:

@@ -1,23 +1,21 @@
 """Settings of `craft train` beside lerobot's own: everything behind `--craft.`, checked when it is made."""
 
 import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from lerobot_craft.anchors.recipe import (
     DRAW_FROM,
-    BuildConfig,
-    DatasetFlags,
-    DocumentsBuild,
+    AnchorConfig,
+    DocumentsAnchors,
     asks_for_documents,
-    resolve_source,
 )
 from lerobot_craft.anchors.retained import mode_named
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
+from lerobot_craft.io.argv import in_place
 
 MethodName = Literal["craft", "naive", "er", "l2sp", "ewc", "lwf", "merge", "freeze"]
 Normalization = Literal["keep", "merge", "replace"]
@@ -42,14 +40,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "projection_mode": get_args(ProjectionMode),
     "normalization": get_args(Normalization),
 }
-# What the multipliers call their own, and the flag for it.
-_DUAL_FLAGS = {
-    "fall_rate": "lambda_fall_rate",
-    "proportional_gain": "lambda_gain",
-    "smoothing": "lambda_smoothing",
-    "dual rule": "dual_rule",
-}
-_OF_DUAL = re.compile("|".join(_DUAL_FLAGS))
 _AT_LEAST_ONE = (
     "accumulate",
     "retention_freq",
@@ -74,13 +64,13 @@ _FLOORED = Dual("ascent", lambda_lr=0.01, lambda_min=0.0, fall_rate=1.0, proport
 _POSITIVE = ("replay_ratio", "l2sp_alpha", "ewc_lambda", "lwf_lambda")
 
 
-def _as_flag(name: re.Match[str]) -> str:
-    return _DUAL_FLAGS[name[0]]
-
-
 @dataclass
-class CraftConfig:
-    """Everything behind `--craft.`; the defaults are the settings that held the old skills in the bench."""
+class CraftConfig(AnchorConfig):
+    """Everything behind `--craft.`; the defaults are the settings that held the old skills in the bench.
+
+    Which anchors there are is in `AnchorConfig`. Its settings are repeated here only where a file or the help has them
+    in another place than at the end: each brings along those that follow it there.
+    """
 
     # false: plain lerobot-train, to the bit; all other --craft flags but preload are then without effect.
     enabled: bool = False
@@ -110,10 +100,7 @@ class CraftConfig:
     accumulate: int = 1
     # K: every K-th step visits anchors.
     retention_freq: int = 1
-    # What is retained: action | hidden | token_ce | hidden_multi_layer (hidden with layers_to_save=-2,-1) | yours; or
-    # several, as hidden+action, with a budget and a cache each. With any but action, what is left open is as the
-    # documents of the first CRaFT have it.
-    retention_mode: str = "action"
+    retention_mode: str = AnchorConfig.retention_mode
     # mse | cosine | l1 | kl. Unset: mse, for logits kl.
     loss_type: str | None = None
     # cache: the teacher's values are computed once | online: at every visit, by the PEFT adapter switched off or by a
@@ -129,49 +116,17 @@ class CraftConfig:
     # Bytes of all frames of that memory. The newest tasks are thinned first.
     memory_bytes: int = 67108864
 
-    # Where anchors come from when they are not in a cache yet.
-    # dataset: frames of the old datasets | cross: frames of the new task with old instructions | both | auto: both
-    # where there is an old dataset, else cross; dataset for a policy that reads no instruction.
-    anchor_source: str = "auto"
-    # Datasets of the old tasks, separated by commas.
-    old_dataset: DatasetFlags = field(default_factory=DatasetFlags)
-    # For cross: a file with one instruction per line, or the instructions with ; between them.
-    old_instructions: str | None = None
+    anchor_source: str = AnchorConfig.anchor_source
     # true: refuse to train where an old instruction looks wrong: it is in no list that was found, the tokenizer cuts it
     # off or does not know a word, or the policy acts under it as under nonsense. false: warn.
     strict: bool = False
-    # Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
-    num_anchors: int | None = None
-    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
-    # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
-    old_frames: int | None = None
-    # For cross: share of anchors on walks of the teacher under old instructions.
-    walked_states: float = 0.5
-    # For cross: share of states that are drawn (on walks: what is not the robot's own).
-    drawn_states: float = 0.7
-    # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
-    # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
-    draw_from: str = "auto"
-    # For cross: noise on states that are not drawn, in standard deviations.
-    state_jitter: float = 0.0
-
-    # Which hidden states. A cache knows its own: what is set here must agree with it. Unset: layer -2.
-    hidden_layer: str | None = None
-    # Several layers, separated by commas, such as -2,-1.
-    layers_to_save: str | None = None
-    # Unset: mean_image_tokens; for layers_to_save vision_mean+text_last.
-    pooling: str | None = None
-    # Keep every token instead of pooling.
-    per_token: bool = False
+    num_anchors: int | None = AnchorConfig.num_anchors
     # Divide each layer's drift by the layer's own spread. Unset: where there are several layers.
     relative: bool | None = None
     # Keep the layer that turns hidden states into actions as it is: a loss on hidden states does not hold it.
     # Unset: where every token is kept.
     freeze_readout: bool | None = None
-    # For action: logits kept per token.
-    top_k: int = 64
-    # For action: (noise, time) draws per anchor. Unset: as many as there are visits of an anchor, at most 8.
-    num_draws: int | None = None
+    top_k: int = AnchorConfig.top_k
 
     # true: a multiplier for each old task | false: one for all.
     lambda_per_task: bool = True
@@ -266,42 +221,39 @@ class CraftConfig:
                 self.epsilon_decay,  # type: ignore[arg-type]
             )
         except ValueError as error:
-            raise CraftError(f"--craft: {_OF_DUAL.sub(_as_flag, str(error))}") from error
-        if self.per_token and self.pooling is not None:
-            raise CraftError("--craft.per_token keeps every token, --craft.pooling does not: give one of the two")
+            raise CraftError(f"{setting('craft')}: {error}") from error
+        super().__post_init__()
 
     def _check_choices(self) -> None:
-        try:
-            modes = self.modes
-        except CraftError as error:
-            raise CraftError(str(error).replace("--retention_mode", "--craft.retention_mode")) from error
+        modes = self.modes
+        named = f"{setting('retention_mode')}={self.retention_mode}"
         if len(set(modes)) < len(modes):
-            raise CraftError(f"--craft.retention_mode={self.retention_mode} names a mode twice: name each once")
+            raise CraftError(f"{named} names a mode twice: name each once")
         if len(modes) > 1 and (self.loss_type is not None or self.teacher == "online"):
             raise CraftError(
-                f"--craft.retention_mode={self.retention_mode}: several modes have a cache and the default loss each: "
-                "leave out --craft.loss_type and --craft.teacher=online"
+                f"{named}: several modes have a cache and the default loss each: leave out {setting('loss_type')} and "
+                f"{setting('teacher')}=online"
             )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in choices:
-                raise CraftError(f"--craft.{name} must be one of {', '.join(choices)}; got {value!r}")
+                raise CraftError(f"{setting(name)} must be one of {', '.join(choices)}; got {value!r}")
 
     def _check_numbers(self) -> None:
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise CraftError(f"--craft.{name} must be at least 1; got {value}")
+                raise CraftError(f"{setting(name)} must be at least 1; got {value}")
         for name in _AT_LEAST_ZERO:
             if getattr(self, name) < 0:
-                raise CraftError(f"--craft.{name} must be 0 or more; got {getattr(self, name)}")
+                raise CraftError(f"{setting(name)} must be 0 or more; got {getattr(self, name)}")
         if not 0 <= self.save_minutes < math.inf:
-            raise CraftError(f"--craft.save_minutes must be 0 or more, and finite; got {self.save_minutes}")
+            raise CraftError(f"{setting('save_minutes')} must be 0 or more, and finite; got {self.save_minutes}")
         if self.anchor_share is not None and not 0 <= self.anchor_share < 1:
-            raise CraftError(f"--craft.anchor_share must be 0 or more and less than 1; got {self.anchor_share}")
+            raise CraftError(f"{setting('anchor_share')} must be 0 or more and less than 1; got {self.anchor_share}")
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
-                raise CraftError(f"--craft.{name} must be positive and finite; got {getattr(self, name)}")
+                raise CraftError(f"{setting(name)} must be positive and finite; got {getattr(self, name)}")
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -400,54 +352,18 @@ class CraftConfig:
             self.epsilon_decay,  # type: ignore[arg-type]  # checked there
         )
 
-    @property
-    def names_an_origin(self) -> bool:
-        """Whether it says where anchors can be taken from."""
-        return bool(self.old_dataset.repo_id) or self.old_instructions is not None
-
-    def source(self, reads_instruction: bool, has_memory: bool = False) -> str:
-        """Where anchors come from, for a policy that reads instructions or does not, with or without a memory."""
-        old = bool(self.old_dataset.repo_id) or has_memory
-        return resolve_source(self.anchor_source, old=old, new=reads_instruction)
-
-    def build_config(self, output_dir: Path, new_dataset: DatasetFlags, seed: int) -> BuildConfig:
-        """The same as a configuration of `craft cache build`."""
-        return BuildConfig(
-            output_dir=output_dir,
-            dataset=self.old_dataset,
-            new_dataset=new_dataset,
-            num_samples=self.num_anchors,
-            anchor_source=self.anchor_source,
-            old_frames=self.old_frames,
-            old_instructions=self.old_instructions,
-            walked_states=self.walked_states,
-            drawn_states=self.drawn_states,
-            draw_from=self.draw_from,
-            state_jitter=self.state_jitter,
-            retention_mode=self.retention_mode,
-            hidden_layer=self.hidden_layer or "-2",
-            layers_to_save=self.layers_to_save,
-            pooling=self.pooling,
-            per_token=self.per_token,
-            top_k=self.top_k,
-            num_draws=self.num_draws or BuildConfig.num_draws,
-            seed=seed,
-        )
+    def in_order(self) -> list[str]:
+        """Names of all settings as files list them."""
+        return in_place(CraftConfig.__annotations__, AnchorConfig.__annotations__)
 
 
 @dataclass
-class DocumentsConfig(CraftConfig):
+class DocumentsConfig(DocumentsAnchors, CraftConfig):
     """Hidden states are retained at every fifth step, on 16 anchors, with multipliers that may fall to 0."""
 
     anchor_share: float | None = 0.0
     anchor_batch_size: int = 16
     retention_freq: int = 5
-    retention_mode: str = DocumentsBuild.retention_mode
-    anchor_source: str = DocumentsBuild.anchor_source
-    num_anchors: int | None = DocumentsBuild.num_samples
-    walked_states: float = DocumentsBuild.walked_states
-    drawn_states: float = DocumentsBuild.drawn_states
-    num_draws: int | None = DocumentsBuild.num_draws
     dual_rule: str | None = "ascent"
     initial_lambda: float = 1.0
     lambda_lr: float | None = 0.01

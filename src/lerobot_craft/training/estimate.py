@@ -23,7 +23,7 @@ from torch import nn
 from lerobot_craft.anchors.loader import DECODED_BYTES, retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.modes.action import Action
-from lerobot_craft.anchors.recipe import DatasetFlags, num_anchors
+from lerobot_craft.anchors.recipe import num_anchors
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.core.parameters import MasterWeights
 from lerobot_craft.errors import CraftError
@@ -149,8 +149,7 @@ def _retained(craft: CraftConfig, adapter: PolicyAdapter, policy: nn.Module) -> 
     if craft.teacher == "cache" and directory is not None and (directory / MANIFEST_FILE).exists():
         manifest = Manifest.load(directory)
         return retained_of(manifest, adapter, policy), manifest
-    build = craft.build_config(Path(), DatasetFlags(), seed=0)
-    return build.retained(adapter, policy).once(), None
+    return craft.retained(adapter, policy).once(), None
 
 
 def share(options: EstimateConfig) -> float:

@@ -4,14 +4,12 @@
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.modes.hidden import Hidden
-from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import as_kind
 from lerobot_craft.core import drift
 from lerobot_craft.errors import CraftError
@@ -71,7 +69,7 @@ def compute_hidden_retention_loss(
 
 
 def _retained(config: CraftConfig, policy: Any) -> Hidden:
-    retained = config.build_config(Path(), DatasetFlags(), seed=0).retained(adapter_for(policy.config), policy)
+    retained = config.retained(adapter_for(policy.config), policy)
     if not isinstance(retained, Hidden) or config.per_token:
         raise CraftError("these functions pool hidden states: use retention_mode=hidden without per_token")
     return retained

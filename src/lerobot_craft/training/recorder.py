@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from lerobot_craft import __version__
+from lerobot_craft.anchors.recipe import OLD_DATASET
 from lerobot_craft.anchors.teacher import identity
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_steps
@@ -116,7 +117,7 @@ def describe_run(session: Session, craft: CraftConfig, tasks: Sequence[str]) -> 
         mode=None if anchors is None else mode_of(anchors),
         policy=cfg.policy.type,
         dataset=cfg.dataset.repo_id,
-        old_datasets=[name for name, _ in session.craft.old_dataset.addresses("craft.old_dataset")],
+        old_datasets=[name for name, _ in session.craft.old_dataset.addresses(OLD_DATASET)],
         steps=cfg.steps,
         batch_size=session.step_frames,
         teacher=session.origin.path,

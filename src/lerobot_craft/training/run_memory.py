@@ -20,11 +20,11 @@ from torch.utils.data import IterableDataset
 from lerobot_craft.anchors.build import OldFrames, old_instructions
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, MEMORY_FOLDER
 from lerobot_craft.anchors.plan import parse_old_instructions, plain
-from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.anchors.recipe import OLD_DATASET
 from lerobot_craft.errors import CraftError
 from lerobot_craft.io.files import plain_errors, replaced_directory
 from lerobot_craft.lerobot_api import policy_in
-from lerobot_craft.lerobot_api.datasets import fingerprint_in, old_data_flags, open_dataset
+from lerobot_craft.lerobot_api.datasets import fingerprint_in, open_dataset
 from lerobot_craft.memory.change import extended
 from lerobot_craft.memory.collect import from_dataset, kept_out
 from lerobot_craft.memory.dataset import as_old_data
@@ -119,11 +119,10 @@ def open_remembered(craft: CraftConfig, memory: Memory, directory: Path, new_tas
 
 def _trained_on_elsewhere(craft: CraftConfig, memory: Memory) -> Tensor:
     """Frames whose dataset is also given as --craft.old_dataset, bool [n]: training may visit them by that way."""
-    with old_data_flags():
-        given = {
-            fingerprint_in(repo_id, root, craft.old_dataset.revision)
-            for repo_id, root in craft.old_dataset.addresses("craft.old_dataset")
-        }
+    given = {
+        fingerprint_in(repo_id, root, craft.old_dataset.revision, named=OLD_DATASET)
+        for repo_id, root in craft.old_dataset.addresses(OLD_DATASET)
+    }
     shared = torch.tensor([source.fingerprint in given for source in memory.sources])
     if shared.any():
         logger.info(
@@ -141,7 +140,7 @@ def _tasks_to_keep(craft: CraftConfig, memory: Memory, new_tasks: Sequence[str])
             logger.info("the memory also has the new task, %r: it is learned, so its frames are not held", task)
     keep = [task for task in memory.instructions if plain(task) not in learned]
     if craft.old_dataset.repo_id:
-        keep += old_instructions(craft.build_config(Path(), DatasetFlags(), seed=0))
+        keep += old_instructions(craft)
     return list(dict.fromkeys(keep))
 
 
@@ -240,7 +239,7 @@ def _grown(cfg: Any, craft: CraftConfig, config: Any, before: Memory | None, dat
         return extended(memory, added, **limits)
     except CraftError as error:
         raise CraftError(
-            f"{error} (this is about the memory that checkpoints carry: --craft.remember=0 adds no frames to it)"
+            f"{error.text} (this is about the memory that checkpoints carry: --craft.remember=0 adds no frames to it)"
         ) from error
 
 
@@ -248,9 +247,8 @@ def _of_old_datasets(craft: CraftConfig, config: Any, seed: int) -> Memory | Non
     """Frames of the old data that the run is given: the next one shall not need them."""
     only = None if craft.old_instructions is None else parse_old_instructions(craft.old_instructions)
     memory: Memory | None = None
-    for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        with old_data_flags():
-            opened = open_dataset(repo_id, root, craft.old_dataset.revision, policy_config=config)
+    for repo_id, root in craft.old_dataset.addresses(OLD_DATASET):
+        opened = open_dataset(repo_id, root, craft.old_dataset.revision, policy_config=config, named=OLD_DATASET)
         added = from_dataset(
             opened,
             config,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.io.argv import split, value_of, without
 from lerobot_craft.lerobot_api.pretrained import load_plugin, load_policy_config, local_checkpoint, may_be_on_the_hub
 from lerobot_craft.lerobot_api.train_config import parse_train_config
 from lerobot_craft.training.checkpoints import (
@@ -42,10 +43,10 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
     """
     argv = _where_to_go_on(_with_packages(argv))
     saved = _saved_beside(argv)
-    if saved is not None and flag_value("--resume", argv) == "true":
+    if saved is not None and value_of("--resume", argv) == "true":
         check_settings(saved.parents[1])
     craft = craft_config(saved)
-    if craft.enabled and flag_value(_POLICY_PATH, argv) is None and flag_value("--config_path", argv) is None:
+    if craft.enabled and value_of(_POLICY_PATH, argv) is None and value_of("--config_path", argv) is None:
         raise CraftError(_NO_POLICY)
     _make_way(argv)
     cfg = parse_train_config(_resolve_policy(argv, craft.enabled))
@@ -78,10 +79,10 @@ def read_settings(argv: Sequence[str], craft_config: Callable[[Path | None], Cra
 def _with_packages(argv: Sequence[str]) -> Sequence[str]:
     """The flags without those that name packages, which are imported: one may bring a retention mode."""
     for flag in package_flags(argv):
-        name, _, packages = flag.partition("=")
-        for package in packages.split(","):
+        name, packages = split(flag)
+        for package in (packages or "").split(","):
             load_plugin(package)
-        argv = without_flag(name, argv)
+        argv = without(name, argv)
     return argv
 
 
@@ -97,9 +98,9 @@ def _require_same_seed(cfg: Any) -> None:
 
 def _make_way(argv: Sequence[str]) -> None:
     """Before lerobot's validation, which refuses a directory that a killed run left empty, and says less."""
-    output_dir = flag_value("--output_dir", argv)
+    output_dir = value_of("--output_dir", argv)
     is_main = os.environ.get("RANK", "0") == "0"
-    if output_dir is not None and flag_value("--resume", argv) in (None, "false"):
+    if output_dir is not None and value_of("--resume", argv) in (None, "false"):
         (make_way if is_main else wait_for_way)(Path(output_dir))
 
 
@@ -108,19 +109,19 @@ def _where_to_go_on(argv: Sequence[str]) -> Sequence[str]:
 
     So a job that is queued again can always have the same command.
     """
-    output_dir, found = flag_value("--output_dir", argv), flag_value("--config_path", argv)
-    if flag_value("--resume", argv) != "true" or (found is not None and not _is_lost(found)):
+    output_dir, found = value_of("--output_dir", argv), value_of("--config_path", argv)
+    if value_of("--resume", argv) != "true" or (found is not None and not _is_lost(found)):
         return argv
     if output_dir is None and found is not None:
         output_dir = str(Path(*Path(found).parts[: Path(found).parts.index(CHECKPOINTS)]))
-    begins = flag_value(_POLICY_PATH, argv) is not None
+    begins = value_of(_POLICY_PATH, argv) is not None
     last = last_checkpoint(Path(output_dir)) if output_dir is not None else None
     if last is not None:
-        kept = without_flag("--config_path", without_flag(_POLICY_PATH, argv))
+        kept = without("--config_path", without(_POLICY_PATH, argv))
         return [*kept, f"--config_path={last / TRAIN_CONFIG}"]
     if output_dir is not None and begins:
         logger.warning("--resume=true: no checkpoint in %s yet, so the run starts from --policy.path", output_dir)
-        return without_flag("--resume", without_flag("--config_path", argv))
+        return without("--resume", without("--config_path", argv))
     if found is not None:
         raise CraftError(
             f"--config_path={found}: there is no such file, so that run saved no checkpoint to resume from. Run the "
@@ -142,7 +143,7 @@ def _is_lost(config_path: str) -> bool:
 
 def _saved_beside(argv: Sequence[str]) -> Path | None:
     """`craft_config.json` next to the file of `--config_path`."""
-    found = flag_value("--config_path", argv)
+    found = value_of("--config_path", argv)
     if found is None:
         return None
     path = Path(found)
@@ -162,33 +163,12 @@ def _resolve_policy(argv: Sequence[str], enabled: bool) -> list[str]:
 
     A missing or unreadable `config.json` is refused by name.
     """
-    path = flag_value(_POLICY_PATH, argv)
+    path = value_of(_POLICY_PATH, argv)
     if path is None or not (enabled or Path(path).is_dir() or not may_be_on_the_hub(path)):
         return list(argv)
-    directory = local_checkpoint(path, flag_value("--policy.pretrained_revision", argv))
+    directory = local_checkpoint(path, value_of("--policy.pretrained_revision", argv))
     load_policy_config(directory, ["--device=cpu"])  # its errors name the file; those of lerobot's parser do not
-    return [*without_flag(_POLICY_PATH, argv), f"{_POLICY_PATH}={directory}"]
-
-
-def flag_value(flag: str, argv: Sequence[str]) -> str | None:
-    """Of `--flag=value` or `--flag value`; the first one, as lerobot reads it."""
-    for index, argument in enumerate(argv):
-        if argument.startswith(f"{flag}="):
-            return argument.removeprefix(f"{flag}=")
-        if argument == flag and index + 1 < len(argv):
-            return argv[index + 1]
-    return None
-
-
-def without_flag(flag: str, argv: Sequence[str]) -> list[str]:
-    """The same flags without `--flag=value` or `--flag value`."""
-    kept: list[str] = []
-    skip = False
-    for argument in argv:
-        if not skip and argument != flag and not argument.startswith(f"{flag}="):
-            kept.append(argument)
-        skip = argument == flag
-    return kept
+    return [*without(_POLICY_PATH, argv), f"{_POLICY_PATH}={directory}"]
 
 
 def save_craft_config(craft: CraftConfig, directory: Path) -> None:
@@ -213,4 +193,4 @@ def as_json(craft: CraftConfig) -> dict[str, Any]:
     import draccus
 
     encoded: dict[str, Any] = draccus.encode(craft)
-    return encoded
+    return {name: encoded[name] for name in craft.in_order()}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from lerobot_craft.anchors.recipe import num_anchors, num_draws
+from lerobot_craft.anchors.recipe import OLD_DATASET, num_anchors, num_draws
 from lerobot_craft.anchors.teacher import (
     Teacher,
     check_weights,
@@ -22,7 +22,7 @@ from lerobot_craft.anchors.teacher import (
 from lerobot_craft.core.parameters import MasterWeights, Sharded
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api import train_parts as parts
-from lerobot_craft.lerobot_api.datasets import old_data_flags, open_instructions, open_metadata
+from lerobot_craft.lerobot_api.datasets import open_instructions, open_metadata
 from lerobot_craft.lerobot_api.features import dimension_names
 from lerobot_craft.lerobot_api.preload import check_numbers
 from lerobot_craft.lerobot_api.processors import Processor, normalization_modes, policy_batch
@@ -269,9 +269,8 @@ def _memory(
 def _compare_rates(craft: CraftConfig, memory: Memory | None, new: str, fps: float) -> None:
     """Say so where old data were recorded at another rate than the new: a policy's actions have no unit of time."""
     old = {f"the memory's {source.repo_id}": source.fps for source in (memory.sources if memory is not None else ())}
-    for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        with old_data_flags():
-            old[repo_id] = float(open_metadata(repo_id, root, craft.old_dataset.revision).fps)
+    for repo_id, root in craft.old_dataset.addresses(OLD_DATASET):
+        old[repo_id] = float(open_metadata(repo_id, root, craft.old_dataset.revision, named=OLD_DATASET).fps)
     for name, old_fps in old.items():
         if old_fps != fps:
             logger.warning(

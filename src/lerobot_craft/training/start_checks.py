@@ -18,7 +18,7 @@ import torch
 
 from lerobot_craft.anchors.build import old_instructions
 from lerobot_craft.anchors.plan import parse_old_instructions, plain
-from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.anchors.recipe import OLD_DATASET
 from lerobot_craft.anchors.teacher import Teacher
 from lerobot_craft.anchors.values import student_drift
 from lerobot_craft.anchors.verify import Reproduction, floor_of, relative_deviation, reproduce
@@ -27,14 +27,14 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.acting import Frames, actions_under, spread_of_actions, take_frames
 from lerobot_craft.evaluation.intervals import FloatArray
 from lerobot_craft.evaluation.listening import apart
-from lerobot_craft.lerobot_api.datasets import instructions, local_copies, old_data_flags, open_metadata
+from lerobot_craft.lerobot_api.datasets import instructions, local_copies, open_metadata
 from lerobot_craft.lerobot_api.pretrained import autocast, autocast_dtype, autocast_name
 from lerobot_craft.lerobot_api.processors import tokens_cut_off, unknown_words
 from lerobot_craft.memory.change import did_you_mean
 from lerobot_craft.memory.format import memory_in, read_memory
 from lerobot_craft.policies import adapter_for, check_reach, mode, unwrapped
 from lerobot_craft.training.anchor_batches import CachedAnchors, policy_inputs
-from lerobot_craft.training.anchor_source import Anchors, flags_of_training
+from lerobot_craft.training.anchor_source import Anchors
 from lerobot_craft.training.checkpoints import CHECKPOINTS, TRAIN_CONFIG
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.journal import RUN_FILE, read_run_file
@@ -71,8 +71,7 @@ def check_start(context: Context, anchors: Anchors, loss_type: str) -> StartRepo
     """
     _refuse_float16(context)
     layers = anchors.retained.layers or None
-    with flags_of_training():
-        reach = check_reach(adapter_for(context.teacher.config), context.policy, layers)
+    reach = check_reach(adapter_for(context.teacher.config), context.policy, layers)
     _check_graph(context, anchors, loss_type)
     reproduction = None if context.resumed else _check_student(context, anchors)
     return StartReport(reproduction, len(reach.held), len(reach.free))
@@ -223,7 +222,7 @@ def _unlisted(craft: CraftConfig, lists: Lists) -> list[str]:
     """What is kept where no list was given: the tasks of the memory and of the old datasets."""
     held = [] if craft.memory == OFF else list(lists.get(_MEMORY, ()))
     if craft.old_dataset.repo_id:
-        held += old_instructions(craft.build_config(Path(), DatasetFlags(), seed=0))
+        held += old_instructions(craft)
     return list(dict.fromkeys(held))
 
 
@@ -237,9 +236,8 @@ def known_lists(craft: CraftConfig, checkpoint: Path) -> dict[str, list[str]]:
     lists: dict[str, list[str]] = {}
     if (place := memory_in(checkpoint) if craft.memory == OFF else find_memory(craft.memory, checkpoint)) is not None:
         lists[_MEMORY] = list(read_memory(place).instructions)
-    for repo_id, root in craft.old_dataset.addresses("craft.old_dataset"):
-        with old_data_flags():
-            meta = open_metadata(repo_id, root, craft.old_dataset.revision)
+    for repo_id, root in craft.old_dataset.addresses(OLD_DATASET):
+        meta = open_metadata(repo_id, root, craft.old_dataset.revision, named=OLD_DATASET)
         lists[f"--craft.old_dataset {repo_id}"] = instructions(meta)
     for read in (_of_record, _of_trained_on):
         try:

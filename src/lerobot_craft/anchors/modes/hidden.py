@@ -19,7 +19,7 @@ from lerobot_craft.anchors.retained import (
 )
 from lerobot_craft.core import Pooling, pool_hidden_states
 from lerobot_craft.core.pooling import Pooled
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies import Batch, Fixed, Output, PolicyAdapter
 
 _PAIR: Pooling = "vision_mean+text_last"
@@ -172,9 +172,9 @@ class Hidden(Retained):
     def disagreements(self, flags: Any, adapter: PolicyAdapter, policy: Any) -> list[str]:
         wanted = super().disagreements(flags, adapter, policy)
         if flags.per_token and self.pooling != PER_TOKEN:
-            wanted.append("every token (--craft.per_token)")
+            wanted.append(f"every token ({setting('per_token')})")
         elif flags.pooling not in (None, self.pooling):
-            wanted.append(f"pooling {flags.pooling} (--craft.pooling)")
+            wanted.append(f"pooling {flags.pooling} ({setting('pooling')})")
         return wanted
 
     @override

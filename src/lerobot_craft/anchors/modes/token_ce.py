@@ -11,7 +11,7 @@ from lerobot_craft.anchors.columns import Column, Columns, ColumnSpec
 from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.retained import Compared, Needed, dense
 from lerobot_craft.core import token_cross_entropy
-from lerobot_craft.errors import CraftError
+from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.policies import Batch, Fixed, Output, PolicyAdapter
 
 
@@ -25,7 +25,7 @@ class TokenCE(Action):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.draws > 1:
-            raise CraftError("num_draws is for --retention_mode=action; other values are not drawn")
+            raise CraftError(f"num_draws is for {setting('retention_mode')}=action; other values are not drawn")
 
     @override
     @classmethod

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from lerobot_craft.anchors.plan import Plan, make_plan
-from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.anchors.recipe import OLD_DATASET, DatasetFlags
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import (
     RawBatch,
     dataset_fingerprint,
     frame_table,
     instructions,
-    old_data_flags,
     open_dataset,
     open_metadata,
 )
@@ -87,7 +86,7 @@ def old_demonstrations(context: Context, count: int, flag: str | None = None) ->
             frames than tasks.
     """
     flags = context.config.old_dataset
-    addresses = flags.addresses("craft.old_dataset")
+    addresses = flags.addresses(OLD_DATASET)
     if not addresses:
         raise CraftError(
             f"--craft.method={context.config.method} needs demonstrations of the old tasks: give their datasets as "
@@ -137,8 +136,7 @@ def demonstration_loss(context: Context, raw: RawBatch, cameras: Sequence[str], 
 
 
 def _open_old(flags: DatasetFlags, address: Address, context: Context) -> Any:
-    with old_data_flags():
-        return open_dataset(*address, flags.revision, policy_config=context.teacher.config)
+    return open_dataset(*address, flags.revision, policy_config=context.teacher.config, named=OLD_DATASET)
 
 
 def _check_features(context: Context, old: Any, new: Mapping[str, Any]) -> None:
