@@ -298,8 +298,8 @@ def test_the_budget_falls_over_all_steps_or_over_those_that_are_given():
 
 
 ORDER = """
-enabled method normalization preload save_minutes anchor_cache_dir anchor_share anchor_batch_size accumulate retention_freq
-retention_mode loss_type teacher memory remember memory_bytes anchor_source old_dataset old_instructions
+enabled method normalization preload save_minutes anchor_cache_dir anchor_share anchor_batch_size accumulate
+retention_freq retention_mode loss_type teacher memory remember memory_bytes anchor_source old_dataset old_instructions
 strict num_anchors old_frames walked_states drawn_states draw_from state_jitter hidden_layer layers_to_save
 pooling per_token relative freeze_readout top_k num_draws lambda_per_task dual_rule initial_lambda lambda_lr
 lambda_min lambda_max lambda_fall_rate lambda_gain lambda_smoothing epsilon_start epsilon_end
