@@ -36,8 +36,7 @@ SPECIFIED = {
 }
 # Where the bench knows better (docs/bench.md).
 MEASURED = {
-    "anchor_share": None,  # by the policy: three eighths of a batch
-    "anchor_batch_size": 0,  # as many as new samples, where they come on top
+    "anchor_batch_size": 0,  # as many as new samples
     "retention_freq": 1,
     "retention_mode": "action",
     "anchor_source": "auto",
@@ -394,33 +393,23 @@ def test_saved_settings_that_are_none_are_refused_by_file_and_name(content, prob
 @pytest.mark.parametrize(
     ("batch_size", "craft", "new", "anchors"),
     [
-        (64, {}, 40, 24),
-        (8, {}, 5, 3),
-        (2, {}, 1, 1),
-        (1, {}, 1, 1),  # on top: there is nothing to divide
+        (64, {}, 64, 64),
+        (64, {"anchor_batch_size": 16}, 64, 16),
+        (64, {"anchor_share": 0.375}, 40, 24),
+        (8, {"anchor_share": 0.375}, 5, 3),
+        (2, {"anchor_share": 0.375}, 1, 1),
+        (1, {"anchor_share": 0.375}, 1, 1),  # on top: there is nothing to divide
         (64, {"anchor_share": 0.9}, 6, 58),
         (2, {"anchor_share": 0.9}, 1, 1),
         (64, {"anchor_share": 0.001}, 63, 1),
-        (64, {"anchor_share": 0.0}, 64, 64),
-        (64, {"anchor_share": 0.0, "anchor_batch_size": 16}, 64, 16),
-        (64, {"anchor_batch_size": 16}, 64, 16),
-        (64, {"retention_freq": 5}, 64, 64),
-        (64, {"method": "lwf"}, 64, 64),
     ],
     ids=str,
 )
-def test_anchors_take_places_of_a_batch(batch_size, craft, new, anchors):
-    settled = CraftConfig(enabled=True, **craft).divided(batch_size, in_tokens=False)
+def test_anchors_take_places_of_a_batch_if_they_are_given_a_share(batch_size, craft, new, anchors):
+    settled = CraftConfig(enabled=True, **craft).divided(batch_size)
     assert (settled.new_samples(batch_size), settled.anchor_batch_size) == (new, anchors)
-    again = settled.divided(batch_size, in_tokens=False)  # as a resumed run does
+    again = settled.divided(batch_size)  # as a resumed run does
     assert (again.new_samples(batch_size), again.anchor_batch_size) == (new, anchors)
-
-
-def test_anchors_of_a_token_policy_come_on_top_unless_a_share_is_given():
-    settled = CraftConfig(enabled=True).divided(32, in_tokens=True)
-    assert (settled.new_samples(32), settled.anchor_batch_size) == (32, 32)
-    settled = CraftConfig(enabled=True, anchor_share=0.375).divided(32, in_tokens=True)
-    assert (settled.new_samples(32), settled.anchor_batch_size) == (20, 12)
 
 
 def test_with_craft_off_new_samples_have_the_whole_batch():

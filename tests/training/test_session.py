@@ -55,13 +55,15 @@ def test_what_a_method_draws_before_the_first_step_changes_nothing_after_it(
 
 def test_what_is_left_open_is_settled_and_kept_with_the_checkpoint(train_flags, craft_train, old_data, tmp_path, capfd):
     assert craft_train(*train_flags("smolvla", tmp_path / "run", batch_size=9, steps=1), *OWN, *old_data) == 0
-    assert "Anchor batch size: 3 in place of new samples\n" in capfd.readouterr().err
+    assert "Anchor batch size: 9\n" in capfd.readouterr().err
     saved = json.loads((tmp_path / "run/checkpoints/last/pretrained_model" / CRAFT_CONFIG_FILE).read_text())
-    assert (saved["anchor_share"], saved["anchor_batch_size"], saved["num_draws"]) == (0.375, 3, 1)
+    assert (saved["anchor_batch_size"], saved["num_draws"]) == (9, 1)
 
 
-def test_a_step_has_as_many_samples_as_a_plain_one(train_flags, craft_train, old_data, tmp_path):
-    assert craft_train(*train_flags("smolvla", tmp_path / "run", batch_size=9, steps=1), *OWN, *old_data) == 0
+def test_with_a_share_a_step_has_as_many_samples_as_a_plain_one(train_flags, craft_train, old_data, tmp_path, capfd):
+    flags = train_flags("smolvla", tmp_path / "run", batch_size=9, steps=1)
+    assert craft_train(*flags, *OWN, *old_data, "--craft.anchor_share=0.375") == 0
+    assert "Anchor batch size: 3 in place of new samples\n" in capfd.readouterr().err
     state = json.loads((tmp_path / "run/checkpoints/last/training_state/training_step.json").read_text())
     assert state["batch_size"] == 6
 

@@ -12,8 +12,8 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
 
 _ALL_FRAMES = 10**9
-# As many anchors as new samples in every step, on top of them: not so in the original CRaFT notes.
-_AS_OFTEN: Flags = {"craft.anchor_share": 0.0, "craft.anchor_batch_size": 0, "craft.retention_freq": 1}
+# As many anchors as new samples in every step: the default of `craft train`, but not of the original CRaFT notes.
+_AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
 
 def _baseline(name: str) -> Callable[[Known], Flags]:
@@ -96,7 +96,6 @@ def _cross(known: Known) -> Flags:
         "craft.walked_states": 0.0,
         "craft.drawn_states": 0.0,
         "craft.num_draws": 1,
-        "craft.anchor_share": 0.0,
     }
 
 

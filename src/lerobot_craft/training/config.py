@@ -23,7 +23,6 @@ TeacherKind = Literal["cache", "online"]
 AnchorSource = Literal["auto", "dataset", "cross", "both"]
 EpsilonUnit = Literal["teacher", "absolute"]
 
-ANCHOR_SHARE = 0.375  # of a batch: decision 0041
 _TOGETHER = "+"  # between modes that are retained together
 LOSS_TYPES = ("mse", "cosine", "l1", "kl")
 
@@ -90,9 +89,8 @@ class CraftConfig(AnchorConfig):
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
     # Share of the places of --batch_size that anchors take from new samples, so that a step costs what a plain one
-    # costs. 0: anchors come on top. Unset: 0.375; 0 for a policy that answers in tokens (pi0_fast), and where
-    # anchor_batch_size or retention_freq is given.
-    anchor_share: float | None = None
+    # costs. 0: anchors come on top.
+    anchor_share: float = 0.0
     # Anchors on top of --batch_size per anchor step (and rank, and micro-batch); 0: as many as that.
     anchor_batch_size: int = 0
     # Micro-batches per optimizer step (and rank), each of --batch_size new frames and anchor_batch_size anchors: the
@@ -249,7 +247,7 @@ class CraftConfig(AnchorConfig):
                 raise CraftError(f"{setting(name)} must be 0 or more; got {getattr(self, name)}")
         if not 0 <= self.save_minutes < math.inf:
             raise CraftError(f"{setting('save_minutes')} must be 0 or more, and finite; got {self.save_minutes}")
-        if self.anchor_share is not None and not 0 <= self.anchor_share < 1:
+        if not 0 <= self.anchor_share < 1:
             raise CraftError(f"{setting('anchor_share')} must be 0 or more and less than 1; got {self.anchor_share}")
         for name in _POSITIVE:
             if not 0 < getattr(self, name) < math.inf:
@@ -270,21 +268,12 @@ class CraftConfig(AnchorConfig):
             found.append(replace(self, retention_mode=name, anchor_cache_dir=where))
         return found
 
-    def divided(self, batch_size: int, *, in_tokens: bool) -> "CraftConfig":
-        """The same with the numbers of anchors and new samples in a batch settled.
-
-        Args:
-            batch_size: `--batch_size`.
-            in_tokens: Whether the policy answers in tokens.
-        """
-        share = self.anchor_share
-        if share is None:
-            on_top = in_tokens or self.anchor_batch_size > 0 or self.retention_freq > 1 or self.method != "craft"
-            share = 0.0 if on_top else ANCHOR_SHARE
-        if share == 0 or batch_size == 1:  # a single place cannot be divided
+    def divided(self, batch_size: int) -> "CraftConfig":
+        """The same with the number of anchors settled; `batch_size` is `--batch_size`."""
+        if self.anchor_share == 0 or batch_size == 1:  # a single place cannot be divided
             return replace(self, anchor_share=0.0, anchor_batch_size=self.anchor_batch_size or batch_size)
-        anchors = min(batch_size - 1, max(1, round(share * batch_size)))
-        return replace(self, anchor_share=share, anchor_batch_size=anchors)
+        anchors = min(batch_size - 1, max(1, round(self.anchor_share * batch_size)))
+        return replace(self, anchor_batch_size=anchors)
 
     def new_samples(self, batch_size: int) -> int:
         """How many of a batch's places new samples have, once it is `divided`."""
@@ -361,7 +350,6 @@ class CraftConfig(AnchorConfig):
 class DocumentsConfig(DocumentsAnchors, CraftConfig):
     """Hidden states are retained at every fifth step, on 16 anchors, with multipliers that may fall to 0."""
 
-    anchor_share: float | None = 0.0
     anchor_batch_size: int = 16
     retention_freq: int = 5
     dual_rule: str | None = "ascent"

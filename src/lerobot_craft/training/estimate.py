@@ -111,7 +111,7 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
         return MethodParts(cfg.batch_size)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     adapter = adapter_for(cfg.policy)
-    craft = craft.divided(cfg.batch_size, in_tokens=adapter.output_kind == "logits")
+    craft = craft.divided(cfg.batch_size)
     rows, kept = craft.new_samples(cfg.batch_size), {}
     if craft.master_weights:
         kept["float32 copies of bfloat16 weights"] = sum(

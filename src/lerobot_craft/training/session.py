@@ -218,7 +218,7 @@ def open_session(cfg: Any, craft: CraftConfig, accelerator: Any, command: str = 
 def _settled(cfg: Any, craft: CraftConfig, ranks: int) -> CraftConfig:
     """What was left open, as this run has it. Checkpoints keep it: a resumed run of another length has its anchors."""
     adapter = adapter_for(cfg.policy)
-    craft = craft.divided(cfg.batch_size, in_tokens=adapter.output_kind == "logits")
+    craft = craft.divided(cfg.batch_size)
     visits = cfg.steps // craft.retention_freq * craft.anchor_batch_size * craft.accumulate * ranks
     draws = num_draws(craft.num_draws, visits, num_anchors(craft.num_anchors, craft.old_frames, adapter))
     return dataclasses.replace(craft, num_draws=draws)
