@@ -1,6 +1,7 @@
 """What a policy does in given frames under every instruction, and how that differs from what it did before."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from lerobot_craft.lerobot_api.datasets import RawBatch, frame_table
 from lerobot_craft.lerobot_api.features import require_features
 from lerobot_craft.lerobot_api.processors import policy_batch
 from lerobot_craft.lerobot_api.reading import read_batches
-from lerobot_craft.policies import adapter_for, mode
+from lerobot_craft.policies import adapter_for, mode, unwrapped
+from lerobot_craft.policies.taps import embedded_once
 
 PASSES = 3  # over all frames and instructions: before, before with other noise, after
 _NOISE, _OTHER_NOISE = 0, 1
@@ -110,22 +112,22 @@ def actions_under(
         seed: Of its noise, which is the same for all instructions.
         progress: Told how many more frames are done.
     """
-    if not adapter_for(teacher.config).reads_instruction:
+    adapter, policy = adapter_for(teacher.config), teacher.policy
+    if not adapter.reads_instruction:
         raise CraftError(f"{teacher.config.type} reads no instruction, so it cannot listen to one")
-    heard = []
-    with mode(teacher.policy, train=False):
-        for instruction in instructions:
-            chunks = []
-            for number, raw in enumerate(frames.batches):
-                size = len(raw["task"])
-                observed = {key: value for key, value in raw.items() if key.startswith("observation.")}
-                batch = policy_batch(
-                    {**observed, "task": [instruction] * size}, frames.camera_keys, teacher.preprocessor
-                )
-                chunks.append(executed_chunk(teacher, teacher.policy, batch, (seed, number)))
+    embedder = adapter.image_embedder(unwrapped(policy))
+    heard: list[list[torch.Tensor]] = [[] for _ in instructions]
+    for number, raw in enumerate(frames.batches):
+        size = len(raw["task"])
+        observed = {key: value for key, value in raw.items() if key.startswith("observation.")}
+        # The images are the same under every instruction.
+        with mode(policy, train=False), nullcontext() if embedder is None else embedded_once(embedder.module):
+            for instruction, chunks in zip(instructions, heard, strict=True):
+                told = {**observed, "task": [instruction] * size}
+                batch = policy_batch(told, frames.camera_keys, teacher.preprocessor)
+                chunks.append(executed_chunk(teacher, policy, batch, (seed, number)))
                 progress(size)
-            heard.append(torch.cat(chunks))
-    return torch.stack(heard).double().numpy()
+    return torch.stack([torch.cat(chunks) for chunks in heard]).double().numpy()
 
 
 def listen(
