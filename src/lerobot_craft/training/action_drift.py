@@ -336,7 +336,7 @@ _OWN_CACHE = "probe_anchors"
 
 def make_probe(method: Method, output_dir: Path) -> ActionProbe | None:
     """The probe of a run; None where it is not wanted or nothing is known of the old tasks."""
-    context = method.asked
+    context = method.context
     config = context.config
     if config.probe_anchors == 0:
         return None
@@ -372,18 +372,13 @@ def _kept_anchors(context: Context, kept: Remembered, output_dir: Path) -> Ancho
 def _own_cache_of_actions(config: CraftConfig, output_dir: Path) -> CraftConfig:
     """The settings of a small cache of actions in the run's own directory."""
     return dataclasses.replace(
-        config,
-        retention_mode="action",
+        config.of_actions(),
         teacher="cache",
         anchor_cache_dir=output_dir / _OWN_CACHE,
         old_frames=None,
         walked_states=0.0,
         drawn_states=0.0,
         loss_type=None,
-        per_token=False,
-        pooling=None,
-        hidden_layer=None,
-        layers_to_save=None,
     )
 
 

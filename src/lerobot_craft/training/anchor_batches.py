@@ -451,3 +451,15 @@ def _mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
         return values
     summed = sum_over_ranks(torch.tensor(list(values.values()), dtype=torch.float64)) / world_size()
     return dict(zip(values, summed.tolist(), strict=True))
+
+
+def anchor_bytes(online: bool, manifest: Manifest | None, asked: int, pixels: int, numbers: int) -> dict[str, int]:
+    """Bytes of the machine's own memory at most, by what they are; per frame `pixels` and `numbers`."""
+    count = manifest.num_anchors if manifest else asked
+    if online:
+        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + numbers))}
+    decoded = count * pixels
+    found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0}
+    if manifest is not None:
+        found["anchor cache, mapped from disk"] = sum(shard.bytes for shard in manifest.shards)
+    return found
