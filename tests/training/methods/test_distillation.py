@@ -90,11 +90,17 @@ def test_flags_of_the_constraint_freeze_no_readout_here(context_of, build):
 
 def test_the_rule_is_its_own_and_the_settings_stay_as_they_were_given(context_of):
     given = context_of(
-        lambda_per_task=True, lambda_lr=0.5, retention_freq=7, use_grad_projection=True, task_max_norm=2.0
+        retention_mode="hidden",
+        lambda_per_task=True,
+        lambda_lr=0.5,
+        retention_freq=7,
+        use_grad_projection=True,
+        task_max_norm=2.0,
     )
     method = started(given)
     assert method.context is given
-    assert (method.every, method.per_task) == (1, False)
+    assert (method.every, method.per_task) == (1, False), "so its history has no column per task"
+    assert method.settled.modes == ("action",), "by which records name the unit of the drift"
     fixed = {"initial_lambda": WEIGHT, "lambda_min": WEIGHT, "lambda_max": WEIGHT}
     assert method.dual(given.config) == Dual(lambda_lr=0.0, **fixed)
     assert method.surgery(given.config, 3.0).is_sum

@@ -188,11 +188,6 @@ class Constrained(Method):
         """The context that anchors are opened with."""
         return context
 
-    @property
-    def per_task(self) -> bool:
-        """Whether each old task has a multiplier."""
-        return self.context.config.lambda_per_task
-
     def dual(self, config: CraftConfig) -> Dual:
         """How the multipliers move."""
         return config.dual()

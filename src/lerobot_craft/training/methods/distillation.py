@@ -70,6 +70,11 @@ class LearningWithoutForgetting(Constrained):
             retention_max_norm=math.inf,
         )
 
+    @property
+    @override
+    def settled(self) -> CraftConfig:
+        return self.context.config.of_actions()
+
     @override
     def measures_real_frames(self) -> bool:
         return False

@@ -173,6 +173,16 @@ class Method:
         return ()
 
     @property
+    def settled(self) -> CraftConfig:
+        """The settings with what it has settled, for the records of the run."""
+        return self.context.config
+
+    @property
+    def per_task(self) -> bool:
+        """Whether each old task has a multiplier."""
+        return self.context.config.lambda_per_task
+
+    @property
     def every(self) -> int:
         """Steps from one visit of anchors to the next."""
         return self.context.config.retention_freq
