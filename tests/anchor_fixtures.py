@@ -78,7 +78,9 @@ def opened_once():
     def opened(repo_id, root=None, revision=None, *, policy_config=None, episodes=None, named="dataset"):
         key = repo_id, str(root), policy_config and policy_config.type
         if key not in known:
-            known[key] = open_dataset(repo_id, root, revision, policy_config=policy_config, episodes=episodes)
+            known[key] = open_dataset(
+                repo_id, root, revision, policy_config=policy_config, episodes=episodes, named=named
+            )
         return known[key]
 
     return opened

@@ -27,7 +27,7 @@ def test_hidden_states_are_refused_when_only_the_expert_is_trained(named, name):
     with pytest.raises(CraftError, match="it would hold nothing") as refusal:
         check_reach(subject.adapter, subject.policy, layer_of(subject))
     assert "--policy.train_expert_only=false" in str(refusal.value)
-    assert "--retention_mode=action" in str(refusal.value)
+    assert "Use retention_mode=action" in str(refusal.value)
 
 
 @pytest.mark.parametrize("name", ["pi0", "pi05", "smolvla"])

@@ -225,7 +225,10 @@ def test_another_teacher_is_refused_in_a_fresh_run_only(context_of, build):
 )
 def test_layers_and_pooling_must_be_the_caches(flags, said, context_of, build):
     directory = build("pi0_fast")
-    with pytest.raises(CraftError, match=f"holds layer 2, pooling mean_image_tokens, and training asks for .*{said}"):
+    refused = pytest.raises(
+        CraftError, match=f"holds layer 2, pooling mean_image_tokens, and training asks for .*{said}"
+    )
+    with refused, spelled(flag_of):
         open_anchors(context_of("pi0_fast", anchor_cache_dir=directory, **flags))
     agreeing = {"hidden_layer": "2", "pooling": "mean_image_tokens"}
     open_anchors(context_of("pi0_fast", anchor_cache_dir=directory, **agreeing))

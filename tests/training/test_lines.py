@@ -2,8 +2,9 @@ import pytest
 
 from lerobot_craft.anchors.verify import Reproduction
 from lerobot_craft.io.text import human_bytes, number
-from lerobot_craft.training.config import CraftConfig, DocumentsConfig, MethodName
+from lerobot_craft.training.config import CraftConfig, DocumentsConfig
 from lerobot_craft.training.lines import aligned, banner, bar_text, start_lines, step_line, task_lines
+from lerobot_craft.training.methods import METHODS
 from lerobot_craft.training.methods.method import Cost
 from lerobot_craft.training.start_checks import StartReport
 
@@ -188,7 +189,7 @@ def test_the_banner_follows_the_settings():
     assert "1 = the teacher's own error on that task" in banner(CraftConfig(retention_mode="action"))
 
 
-@pytest.mark.parametrize("method", [name for name in MethodName.__args__ if name != "craft"])
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "craft"])
 def test_other_methods_say_what_they_hold_and_nothing_of_the_constraint(method):
     text = banner(CraftConfig(method=method, freeze="readout"), costs=[Cost("a copy of the weights", 1 << 20)])
     first, second, *_ = text.splitlines()

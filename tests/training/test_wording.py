@@ -9,6 +9,8 @@ import torch
 
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.anchors.recipe import DatasetFlags
+from lerobot_craft.cli.flags import spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.acting import take_frames
 from lerobot_craft.memory.change import did_you_mean
@@ -99,7 +101,10 @@ def test_an_incomplete_old_dataset_is_refused_by_its_own_flag(checkpoint, anchor
     root = shutil.copytree(anchor_data / "old", tmp_path / "old")
     (root / "meta" / "tasks.parquet").unlink()
     old = DatasetFlags("local/old", root=str(root))
-    with pytest.raises(CraftError, match=r"tasks\.parquet is missing, .* as --craft\.old_dataset\.root"):
+    with (
+        pytest.raises(CraftError, match=r"tasks\.parquet is missing, .* as --craft\.old_dataset\.root"),
+        spelled(flag_of),
+    ):
         known_lists(CraftConfig(old_dataset=old), checkpoint)
 
 

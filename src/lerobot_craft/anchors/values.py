@@ -7,6 +7,7 @@ layers have no demonstrator: their unit is their spread, the mean drift from the
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from lerobot_craft.anchors.retained import FIXED, OWN_ERROR, Retained, as_kind, 
 from lerobot_craft.core import drift
 from lerobot_craft.errors import CraftError
 from lerobot_craft.policies import Batch, Fixed, PolicyAdapter
+from lerobot_craft.policies.taps import KnownImages
 
 
 def generators(seed: int, anchors: Sequence[int]) -> list[np.random.Generator]:
@@ -72,6 +74,17 @@ def student_drift(
     scales = layer_scales or {}
     compared = retained.compare(adapter, policy, batch, columns, fixed, draw)
     return torch.stack([retained.distance(c, kind, scales.get(c.name)) for c in compared]).mean(dim=0)
+
+
+def looked_up(
+    images: KnownImages, rows: Sequence[int] | None, retained: Retained, adapter: PolicyAdapter, policy: Any
+) -> AbstractContextManager[None]:
+    """Within this context the policy looks up what it makes of the images of these anchors.
+
+    Not where hidden states are retained: their adapters count tokens by watching the vision tower work.
+    """
+    embedder = adapter.image_embedder(policy)
+    return images.of(None if retained.layers or embedder is None else rows, embedder and embedder.module)
 
 
 def fixed_of(columns: Mapping[str, Column], draw: int | Tensor, device: torch.device) -> Fixed:

@@ -9,6 +9,7 @@ from typing import TextIO
 
 from lerobot_craft.bench.cell_files import LOG_FILE, CellResult
 from lerobot_craft.bench.cells import Base, Cell, Demos, Film, Rollouts, Run, Trial
+from lerobot_craft.evaluation.summary import PLAIN
 
 _REDRAW_S = 1.0
 _UP_AND_CLEAR = "\x1b[{lines}F\x1b[J"
@@ -281,7 +282,7 @@ def _when(filmed: Base | Run) -> str:
 
 
 def _how(run: Run) -> str:
-    if run.method.name == "naive":
+    if run.method.name == PLAIN:
         return " plainly"
     frames = f", {run.frames} old frames" if run.frames else ", no old frame"
     return f" with {run.method.label}{frames}"

@@ -19,7 +19,6 @@ from lerobot_craft.io.strict_json import StrictJSONError, decode, parse_object, 
 
 CELL_FILE, RESULT_FILE, LOG_FILE = "cell.json", "result.json", "log.txt"
 _CRAFT = "craft."
-_WITH_ANCHORS = ("craft", "lwf")
 # Settings that other methods ignore: if one of their defaults changes, other methods' results stay valid.
 _OF_THE_CONSTRAINT = frozenset(
     (
@@ -185,12 +184,13 @@ def settings_of(cell: Cell) -> dict[str, Any]:
     import draccus
 
     from lerobot_craft.training.config import config_class
+    from lerobot_craft.training.methods.registry import METHODS
     from lerobot_craft.training.run_settings import as_json
 
     flags = cell.inputs["flags"].items()
     argv = as_argv({name.removeprefix(_CRAFT): value for name, value in flags if name.startswith(_CRAFT)})
     settled = as_json(draccus.parse(config_class(argv), args=argv))
-    without_effect = () if settled["method"] in _WITH_ANCHORS else _OF_THE_CONSTRAINT
+    without_effect = () if METHODS[settled["method"]].has_anchors else _OF_THE_CONSTRAINT
     return {name: value for name, value in settled.items() if name not in without_effect}
 
 

@@ -9,15 +9,14 @@ from lerobot_craft.bench.cell_files import CellResult
 from lerobot_craft.bench.cell_plan import trial_of
 from lerobot_craft.bench.settings import BenchSettings
 from lerobot_craft.evaluation.results import Anchors, Drift, Knob, Run, Stage, Tier
-
-_PLAIN = "naive"
+from lerobot_craft.evaluation.summary import PLAIN
 
 
 def collect_runs(runs: Iterable[cells.Run], results: Mapping[str, CellResult], settings: BenchSettings) -> list[Run]:
     """Collect runs whose cells, stage by stage, are finished; `runs` are last stages, `results` by digest."""
     whole = [run for run in runs if all(stage.digest in results for stage in stages_of(run))]
     tried = [run for run in whole if trial_of(run).digest in results]
-    plain = {_where(run): _step_seconds(run, results) for run in tried if run.method.name == _PLAIN}
+    plain = {_where(run): _step_seconds(run, results) for run in tried if run.method.name == PLAIN}
     return [_collected(run, results, settings, plain.get(_where(run))) for run in tried]
 
 
@@ -43,7 +42,7 @@ def _collected(
     found = [results[stage.digest] for stage in stages]
     last, before = found[-1], results[trial_of(run).digest]
     step = _step_seconds(run, results)
-    compared = run.method.name != _PLAIN and step is not None and plain_step
+    compared = run.method.name != PLAIN and step is not None and plain_step
     return Run(
         method=run.method.name,
         label=run.method.label,

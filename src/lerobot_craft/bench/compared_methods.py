@@ -6,18 +6,33 @@ file, or the one in a sweep's file (`--knobs`). An ablation needs no entry: `--v
 
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
-from lerobot_craft.bench.method_definition import Flags, Knob, Known, Method
+from lerobot_craft.bench.method_definition import Flags, Frames, Knob, Known, Method
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.methods.method import Method as Trained
+from lerobot_craft.training.methods.registry import METHODS as TRAINED
 
 _ALL_FRAMES = 10**9
 # As many anchors as new samples in every step: the default of `craft train`, but not of the original CRaFT notes.
 _AS_OFTEN: Flags = {"craft.anchor_batch_size": 0, "craft.retention_freq": 1}
 
 
-def _baseline(name: str) -> Callable[[Known], Flags]:
-    return lambda known: {"craft.method": name}
+def _without_old_data(name: str, **settings: object) -> Callable[[Known], Flags]:
+    return lambda known: {"craft.method": name, **{f"craft.{key}": value for key, value in settings.items()}}
+
+
+def _own(name: str, frames: Frames, flags: Callable[[Known], Flags] | None = None, **options: Any) -> Method:
+    """A method of `craft train` as it is: its class says what it is called and which number of it is tried."""
+    found = TRAINED[name]
+    return Method(name, found.label, frames, flags or _without_old_data(name), _knob(found), **options)
+
+
+def _knob(method: type[Trained]) -> Knob | None:
+    own = method.knob
+    return None if own is None else Knob((f"craft.{own.setting}",), own.value, own.grid)
 
 
 def _with_old_data(known: Known) -> Flags:
@@ -132,31 +147,17 @@ def _lora(known: Known) -> Flags:
     }
 
 
-_STRENGTH = Knob(("craft.initial_lambda",), CraftConfig.initial_lambda, (0.3, 1.0, 3.0, 10.0))
+_REPLAY = _own("er", "some", _replay, source="dataset")
+_STRENGTH = _knob(TRAINED["craft"])
 _FLOORED = Knob(("craft.initial_lambda", "craft.lambda_min"), 3.0, (1.0, 3.0, 10.0))  # the original notes have no floor
 
 METHODS = {
     method.name: method
     for method in (
-        Method("naive", "plain fine-tuning", "none", _baseline("naive")),
+        _own("naive", "none"),
         Method("joint", "joint training (all old data)", "all", _joint, source="dataset"),
-        Method(
-            "er",
-            "replay",
-            "some",
-            _replay,
-            Knob(("craft.replay_ratio",), 1.0, (0.5, 1.0, 2.0)),
-            source="dataset",
-        ),
-        Method(
-            "er_long",
-            "replay, twice the steps",
-            "some",
-            _replay,
-            Knob(("craft.replay_ratio",), 1.0, (0.5, 1.0, 2.0)),
-            source="dataset",
-            length=2,  # as much compute as CRaFT
-        ),
+        _REPLAY,
+        replace(_REPLAY, name="er_long", label="replay, twice the steps", length=2),  # as much compute as CRaFT
         Method("hidden_documents", "CRaFT, pooled hidden states (documents)", "some", _documents, source="dataset"),
         Method("hidden_tokens", "CRaFT, hidden states per token", "some", _tokens_hidden, _FLOORED, source="dataset"),
         Method(
@@ -178,7 +179,7 @@ METHODS = {
             needs_instructions=True,
             source="cross",
         ),
-        Method("craft", "CRaFT", "any", _recipe, _STRENGTH, source="both"),
+        _own("craft", "any", _recipe, source="both"),
         Method("craft_memory", "CRaFT, a memory", "some", _remembered(), _STRENGTH, source="both", remembers=True),
         Method(
             "craft_budget",
@@ -214,36 +215,10 @@ METHODS = {
             Knob(("craft.lambda_lr",), 0.1, (0.01, 0.1, 1.0)),
             source="both",
         ),
-        Method(
-            "lwf",
-            "learning without forgetting",
-            "none",
-            lambda known: {"craft.method": "lwf", "craft.num_anchors": 1000, "craft.num_draws": 1},
-            Knob(("craft.lwf_lambda",), 1.0, (0.1, 1.0, 10.0)),
-        ),
-        Method(
-            "l2sp",
-            "L2-SP",
-            "none",
-            _baseline("l2sp"),
-            Knob(("craft.l2sp_alpha",), 0.01, (0.01, 0.1, 1.0, 10.0)),
-        ),
-        Method(
-            "ewc",
-            "EWC",
-            "some",
-            _ewc,
-            Knob(("craft.ewc_lambda",), 100.0, (100.0, 1e3, 1e4, 1e5, 1e6)),
-            source="dataset",
-        ),
-        Method(
-            "merge",
-            "weight interpolation",
-            "none",
-            _baseline("merge"),
-            Knob(("craft.merge_alphas",), 0.6, (0.2, 0.4, 0.6, 0.8)),
-            checkpoint="merged/alpha_{value:.2f}/pretrained_model",
-        ),
+        _own("lwf", "none", _without_old_data("lwf", num_anchors=1000, num_draws=1)),
+        _own("l2sp", "none"),
+        _own("ewc", "some", _ewc, source="dataset"),
+        _own("merge", "none", checkpoint="merged/alpha_{value:.2f}/pretrained_model"),
         Method(
             "frozen_vision",
             "frozen vision tower",
@@ -251,12 +226,7 @@ METHODS = {
             lambda known: {"craft.method": "naive", "policy.freeze_vision_encoder": True},
             policies=("smolvla",),
         ),
-        Method(
-            "freeze",
-            "frozen readout",
-            "none",
-            lambda known: {"craft.method": "freeze", "craft.freeze": "readout"},
-        ),
+        _own("freeze", "none", _without_old_data("freeze", freeze="readout")),
         Method(
             "lora",
             "LoRA",

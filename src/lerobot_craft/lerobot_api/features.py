@@ -1,5 +1,6 @@
 """Does a dataset have what a policy reads, and in which shapes? lerobot checks only cameras, and not all of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -177,3 +178,12 @@ def token_shapes(config: Any) -> dict[str, Shape]:
         if length is not None:
             shapes |= {tokens: Shape((length,), torch.long), mask: Shape((length,), torch.bool)}
     return shapes
+
+
+def frame_bytes(config: Any) -> tuple[int, int]:
+    """Bytes of a frame as a policy reads it: its images, a byte per value, and its state and actions in float32."""
+    pixels = sum(math.prod(feature.shape) for feature in config.image_features.values())
+    steps = len(config.action_delta_indices or [0])
+    actions = sum(math.prod(feature.shape) for feature in config.output_features.values())
+    state = sum(math.prod(f.shape) for name, f in config.input_features.items() if name not in config.image_features)
+    return pixels, 4 * (state + steps * actions)

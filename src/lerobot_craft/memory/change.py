@@ -16,8 +16,6 @@ from lerobot_craft.lerobot_api.datasets import FrameTable
 from lerobot_craft.memory.collect import choose_in_task, episodes_of
 from lerobot_craft.memory.format import ACTION, Memory, Source, picture_shape
 
-FRAMES_PER_TASK = 100
-MAX_BYTES = 64 * 2**20
 _LISTED = 12  # most instructions listed in a message
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+IMAGES_KEPT_BYTES = 2**30  # of anchors, embedded
 _COMPILED = "_torchdynamo_orig_callable"  # on what torch.compile makes of a function
 
 
@@ -127,7 +128,7 @@ class KnownImages:
         limit: Bytes that are kept at most.
     """
 
-    def __init__(self, embedder: ImageEmbedder | None, limit: int) -> None:
+    def __init__(self, embedder: ImageEmbedder | None, limit: int = IMAGES_KEPT_BYTES) -> None:
         constant = embedder is not None and all(map(_is_constant, embedder.parts))
         self._module = embedder.module if embedder is not None and constant else None
         self._limit = limit

@@ -10,7 +10,7 @@ from lerobot_craft.errors import CraftError
 from lerobot_craft.evaluation.listening import Listening
 from lerobot_craft.evaluation.matrix import Evaluation, matrix_table, scores_table
 from lerobot_craft.evaluation.results import Results, Run, Summary, policy_name, write_text
-from lerobot_craft.evaluation.summary import BASE, collect
+from lerobot_craft.evaluation.summary import BASE, PLAIN, collect
 from lerobot_craft.evaluation.table import compare_with, grouped, sequence_table, summary_table
 from lerobot_craft.report.figures import drift_planes, filmstrips, retention_planes, stage_curves
 from lerobot_craft.report.inputs import Inputs, Source, load_inputs
@@ -41,7 +41,7 @@ def headline(rows: Sequence[Summary]) -> list[str]:
 
 def say(rows: Sequence[Summary]) -> str | None:
     """The sentences for one policy; None if there is nothing to compare."""
-    base, plain = _named(rows, BASE), _named(rows, "naive")
+    base, plain = _named(rows, BASE), _named(rows, PLAIN)
     others = [row for row in rows if row not in (base, plain)]
     ours = [row for row in others if row.method == "craft"] or _best(others)
     if base is None or not (plain or ours):

@@ -23,7 +23,7 @@ from lerobot_craft.anchors.manifest import MANIFEST_FILE, OFFSETS, Manifest, Sha
 from lerobot_craft.anchors.modes.action import Action
 from lerobot_craft.anchors.recipe import DatasetFlags
 from lerobot_craft.anchors.retained import FIXED, OWN_ERROR
-from lerobot_craft.anchors.values import student_drift
+from lerobot_craft.anchors.values import looked_up, student_drift
 from lerobot_craft.core.parameters import run_in
 from lerobot_craft.core.ranks import main_decides
 from lerobot_craft.errors import CraftError
@@ -31,7 +31,7 @@ from lerobot_craft.io.files import write_atomically
 from lerobot_craft.lerobot_api.pretrained import autocast
 from lerobot_craft.lerobot_api.train_steps import undisturbed_rng
 from lerobot_craft.policies import adapter_for, mode, unwrapped
-from lerobot_craft.training.anchor_batches import looked_up, policy_inputs, usable_units
+from lerobot_craft.training.anchor_batches import policy_inputs, usable_units
 from lerobot_craft.training.anchor_source import Anchors, open_anchors
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Context, Method
@@ -338,7 +338,7 @@ _OWN_CACHE = "probe_anchors"
 
 def make_probe(method: Method, output_dir: Path) -> ActionProbe | None:
     """The probe of a run; None where it is not wanted or nothing is known of the old tasks."""
-    context = method.asked
+    context = method.context
     config = context.config
     if config.probe_anchors == 0:
         return None
@@ -374,18 +374,13 @@ def _kept_anchors(context: Context, kept: Remembered, output_dir: Path) -> Ancho
 def _own_cache_of_actions(config: CraftConfig, output_dir: Path) -> CraftConfig:
     """The settings of a small cache of actions in the run's own directory."""
     return dataclasses.replace(
-        config,
-        retention_mode="action",
+        config.of_actions(),
         teacher="cache",
         anchor_cache_dir=output_dir / _OWN_CACHE,
         old_frames=None,
         walked_states=0.0,
         drawn_states=0.0,
         loss_type=None,
-        per_token=False,
-        pooling=None,
-        hidden_layer=None,
-        layers_to_save=None,
     )
 
 

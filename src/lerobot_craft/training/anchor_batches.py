@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from lerobot_craft.anchors.observations import NOTHING_MADE, STATE, MadeStates, 
 from lerobot_craft.anchors.recipe import digest, most_visits
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.teacher import check_weights, fingerprint, normalizer_stats, require_weights
-from lerobot_craft.anchors.values import measure_scales, teacher_columns
+from lerobot_craft.anchors.values import looked_up, measure_scales, teacher_columns
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.errors import CraftError
 from lerobot_craft.io.files import sha256_of
@@ -236,22 +236,11 @@ def known_images(context: Context) -> KnownImages:
     adapter = adapter_for(context.teacher.config)
     # A sharded module is gathered at each call, so all ranks must call it equally often.
     embedder = None if context.config.shard else adapter.image_embedder(unwrapped(context.policy))
-    return KnownImages(embedder, KEPT_BYTES)
+    return KnownImages(embedder)
 
 
 def _embedded(images: KnownImages) -> list[Cost]:
     return [Cost("anchors' embedded images", images.nbytes)] if images.nbytes else []
-
-
-def looked_up(
-    images: KnownImages, rows: Sequence[int] | None, retained: Retained, adapter: PolicyAdapter, policy: Any
-) -> AbstractContextManager[None]:
-    """Within this context the policy looks up what it makes of the images of these anchors.
-
-    Not where hidden states are retained: their adapters count tokens by watching the vision tower work.
-    """
-    embedder = adapter.image_embedder(policy)
-    return images.of(None if retained.layers or embedder is None else rows, embedder and embedder.module)
 
 
 class FramesInMemory:
@@ -486,3 +475,15 @@ def _mean_over_ranks(values: dict[str, float]) -> dict[str, float]:
         return values
     summed = sum_over_ranks(torch.tensor(list(values.values()), dtype=torch.float64)) / world_size()
     return dict(zip(values, summed.tolist(), strict=True))
+
+
+def anchor_bytes(online: bool, manifest: Manifest | None, asked: int, pixels: int, numbers: int) -> dict[str, int]:
+    """Bytes of the machine's own memory at most, by what they are; per frame `pixels` and `numbers`."""
+    count = manifest.num_anchors if manifest else asked
+    if online:
+        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + numbers))}
+    decoded = count * pixels
+    found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0}
+    if manifest is not None:
+        found["anchor cache, mapped from disk"] = sum(shard.bytes for shard in manifest.shards)
+    return found

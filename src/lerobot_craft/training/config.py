@@ -16,8 +16,8 @@ from lerobot_craft.anchors.retained import mode_named
 from lerobot_craft.core import Dual, DualRule, EpsilonDecay, Pooling, ProjectionMode, Surgery, epsilon_schedule
 from lerobot_craft.errors import CraftError, setting
 from lerobot_craft.io.argv import in_place
+from lerobot_craft.training.methods import METHODS
 
-MethodName = Literal["craft", "naive", "er", "l2sp", "ewc", "lwf", "merge", "freeze"]
 Normalization = Literal["keep", "merge", "replace"]
 TeacherKind = Literal["cache", "online"]
 AnchorSource = Literal["auto", "dataset", "cross", "both"]
@@ -27,7 +27,7 @@ _TOGETHER = "+"  # between modes that are retained together
 LOSS_TYPES = ("mse", "cosine", "l1", "kl")
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "method": get_args(MethodName),
+    "method": tuple(METHODS),
     "anchor_source": get_args(AnchorSource),
     "draw_from": DRAW_FROM,
     "teacher": get_args(TeacherKind),
@@ -278,6 +278,12 @@ class CraftConfig(AnchorConfig):
     def new_samples(self, batch_size: int) -> int:
         """How many of a batch's places new samples have, once it is `divided`."""
         return batch_size - self.anchor_batch_size if self.enabled and self.anchor_share else batch_size
+
+    def of_actions(self) -> "CraftConfig":
+        """The same with actions retained, whatever it says of hidden states."""
+        return replace(
+            self, retention_mode="action", per_token=False, pooling=None, hidden_layer=None, layers_to_save=None
+        )
 
     def following(self) -> "CraftConfig":
         """The same where multipliers follow the drift on real frames that are kept out of training."""

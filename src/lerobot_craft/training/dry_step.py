@@ -29,13 +29,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lerobot_craft.anchors.columns import Columns, Ragged
 from lerobot_craft.anchors.retained import FIXED, Retained
-from lerobot_craft.anchors.values import student_drift, teacher_columns
+from lerobot_craft.anchors.values import looked_up, student_drift, teacher_columns
 from lerobot_craft.core.gradients import Gradients
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.features import Shape
 from lerobot_craft.policies import PolicyAdapter, mode, unwrapped
 from lerobot_craft.policies.taps import KnownImages
-from lerobot_craft.training.anchor_batches import KEPT_BYTES, looked_up
 
 _aten = torch.ops.aten
 
@@ -254,6 +253,7 @@ class Anchoring:
         retained: Which values are retained.
         loss_type: How they are compared; None: by the default of their kind.
         rows: Anchors in a step.
+        anchors: How many there are in all.
         looks_up_images: Whether images are embedded once, if nothing that embeds them is trained.
         beside: Further modes on the same anchors.
     """
@@ -262,6 +262,7 @@ class Anchoring:
     retained: Retained
     loss_type: str | None
     rows: int
+    anchors: int
     looks_up_images: bool = True
     beside: tuple[Retained, ...] = ()
 
@@ -382,7 +383,7 @@ class Step:
         batch = {name: value for name, value in batch.items() if name not in self._policy_outputs(student)}
         self._parts[BATCH] += self._ledger.label(batch.values(), BATCH)
 
-        images = KnownImages(adapter.image_embedder(student) if anchoring.looks_up_images else None, KEPT_BYTES)
+        images = KnownImages(adapter.image_embedder(student) if anchoring.looks_up_images else None)
 
         def drift_of(retained: Retained, columns: Columns) -> Tensor:
             known = looked_up(images, range(anchoring.rows), retained, adapter, student)

@@ -10,7 +10,6 @@ What a device and its machine hold beside a plain step: for the method, for shar
 import contextlib
 import dataclasses
 import json
-import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,20 +19,15 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
-from lerobot_craft.anchors.loader import DECODED_BYTES, retained_of
-from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
-from lerobot_craft.anchors.modes.action import Action
-from lerobot_craft.anchors.recipe import num_anchors
-from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.core.parameters import MasterWeights
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import open_metadata
 from lerobot_craft.lerobot_api.features import input_shapes
 from lerobot_craft.lerobot_api.pretrained import autocast_dtype, check_shapes, weightless_policy, wrap_peft_weightless
 from lerobot_craft.lerobot_api.train_parts import make_optimizer
-from lerobot_craft.policies import PolicyAdapter, adapter_for, unwrapped
+from lerobot_craft.policies import unwrapped
+from lerobot_craft.policies.taps import IMAGES_KEPT_BYTES
 from lerobot_craft.training.accumulation import check_accumulation
-from lerobot_craft.training.anchor_batches import KEPT_BYTES
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.dry_step import (
     ANCHOR_PASS,
@@ -47,7 +41,6 @@ from lerobot_craft.training.dry_step import (
     RETENTION,
     TASK_PASS,
     WEIGHTS,
-    Anchoring,
     Ledger,
     ReadsForTheLog,
     Sizes,
@@ -56,12 +49,11 @@ from lerobot_craft.training.dry_step import (
     run_without_values,
     without_memory,
 )
-from lerobot_craft.training.methods.registry import make_method
+from lerobot_craft.training.methods.method import Method, MethodParts
+from lerobot_craft.training.methods.registry import METHODS, make_method
 
 Strategy = Literal["ddp", "fsdp"]
 DDP_BUCKETS, FSDP_GATHERED = "DDP's buckets", "gathered by FSDP at a time"
-_WITH_ANCHORS = ("craft", "lwf")
-_FLOAT32 = 4
 
 
 @dataclass
@@ -88,68 +80,16 @@ class EstimateConfig:
             )
 
 
-@dataclass(frozen=True)
-class MethodParts:
-    """What a method adds to a plain step.
-
-    Attributes:
-        rows: Samples in a batch of the task, or in a micro-batch.
-        anchoring: The anchor pass, if there is one.
-        manifest: The manifest of the anchor cache, if the cache exists.
-        kept: Bytes on the device from the first step to the last, by what they are.
-    """
-
-    rows: int
-    anchoring: Anchoring | None = None
-    manifest: Manifest | None = None
-    kept: dict[str, int] = field(default_factory=dict)
-
-
 def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts:
     """What the method of a run adds; `policy` is wrapped and frozen as in training."""
     if not craft.enabled:
         return MethodParts(cfg.batch_size)
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    adapter = adapter_for(cfg.policy)
-    craft = craft.divided(cfg.batch_size)
-    rows, kept = craft.new_samples(cfg.batch_size), {}
-    if craft.master_weights:
-        kept["float32 copies of bfloat16 weights"] = sum(
-            _FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
-        )
-    if craft.method == "er":
-        new = cfg.batch_size * craft.accumulate
-        rows = math.ceil((new + round(craft.replay_ratio * new)) / craft.accumulate)
-    if craft.method in ("l2sp", "ewc"):
-        kept["the weights before fine-tuning"] = sum(parameter.nbytes for parameter in trained)
-    if craft.method == "ewc":
-        kept["Fisher information"] = sum(_FLOAT32 * parameter.numel() for parameter in trained)
-    if craft.method not in _WITH_ANCHORS:
-        return MethodParts(rows, kept=kept)
-    if craft.teacher == "online" and not hasattr(policy, "disable_adapter"):
-        student = unwrapped(policy)
-        kept["frozen copy of the teacher"] = sum(t.nbytes for t in (*student.parameters(), *student.buffers()))
-    (retained, manifest), *others = [_retained(own, adapter, unwrapped(policy)) for own in craft.by_mode()]
-    loss_type = None if craft.method == "lwf" else craft.loss_type
-    anchoring = Anchoring(
-        adapter,
-        retained,
-        loss_type,
-        craft.anchor_batch_size,
-        looks_up_images=not craft.shard,
-        beside=tuple(other for other, _ in others),
-    )
-    return MethodParts(rows, anchoring, manifest, kept)
-
-
-def _retained(craft: CraftConfig, adapter: PolicyAdapter, policy: nn.Module) -> tuple[Retained, Manifest | None]:
-    if craft.method == "lwf":
-        return Action(top_k=craft.top_k), None
-    directory = craft.anchor_cache_dir
-    if craft.teacher == "cache" and directory is not None and (directory / MANIFEST_FILE).exists():
-        manifest = Manifest.load(directory)
-        return retained_of(manifest, adapter, policy), manifest
-    return craft.retained(adapter, policy).once(), None
+    found = METHODS[craft.method].parts(cfg, craft, policy)
+    if not craft.master_weights:
+        return found
+    bfloat16 = sum(p.numel() for p in policy.parameters() if p.requires_grad and p.dtype == torch.bfloat16)
+    copies = {"float32 copies of bfloat16 weights": torch.float32.itemsize * bfloat16}
+    return dataclasses.replace(found, kept={**copies, **found.kept})
 
 
 def share(options: EstimateConfig) -> float:
@@ -181,41 +121,6 @@ def _whole(module: nn.Module) -> int:
 
 def _with_gradient(parameter: nn.Parameter) -> int:
     return parameter.nbytes * (2 if parameter.requires_grad else 1)
-
-
-def host_parts(cfg: Any, craft: CraftConfig, parts: MethodParts, embedded_bytes: int = 0) -> dict[str, int]:
-    """Bytes that a run keeps in the machine's own memory, by what they are; reached once every anchor was visited.
-
-    Args:
-        cfg: lerobot's config.
-        craft: `--craft.*`.
-        parts: What the method needs.
-        embedded_bytes: Of an anchor's embedded images, if they are looked up.
-    """
-    pixels = sum(math.prod(feature.shape) for feature in cfg.policy.image_features.values())  # a byte each
-    if craft.enabled and craft.method == "er":
-        return {"old frames": craft.replay_frames * (pixels * _FLOAT32 + _numbers(cfg))}
-    if parts.anchoring is None:
-        return {}
-    asked = num_anchors(craft.num_anchors, craft.old_frames, parts.anchoring.adapter)
-    count = parts.manifest.num_anchors if parts.manifest else asked
-    embedded = {"anchors' embedded images": min(KEPT_BYTES, count * embedded_bytes)} if embedded_bytes else {}
-    if craft.teacher == "online":
-        return {"anchors' frames": min(KEPT_BYTES, count * (pixels + _numbers(cfg)))} | embedded
-    decoded = count * pixels
-    found = {"anchors' decoded images": decoded if decoded <= DECODED_BYTES else 0} | embedded
-    if parts.manifest is not None:
-        found["anchor cache, mapped from disk"] = sum(shard.bytes for shard in parts.manifest.shards)
-    return found
-
-
-def _numbers(cfg: Any) -> int:
-    """Bytes of the state and actions of a frame."""
-    config = cfg.policy
-    steps = len(config.action_delta_indices or [0])
-    actions = sum(math.prod(feature.shape) for feature in config.output_features.values())
-    state = sum(math.prod(f.shape) for name, f in config.input_features.items() if name not in config.image_features)
-    return int(_FLOAT32 * (state + steps * actions))
 
 
 # Labels of a step, and what a reader calls them; in the order of the table.
@@ -382,9 +287,6 @@ def verdict(estimate: Estimate, *, on_cpu: bool) -> str:
     return f"Each device needs {total}: {spare}, a card of {fitting[0]} GB holds it."
 
 
-_WHOLE_PARAMETERS = ("l2sp", "ewc", "merge")
-
-
 def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str) -> Estimate:
     """What each device of a run holds at most.
 
@@ -396,7 +298,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     """
     if craft.shard:
         options = dataclasses.replace(options, strategy="fsdp")
-    if options.strategy == "fsdp" and craft.enabled and craft.method in _WHOLE_PARAMETERS:
+    if options.strategy == "fsdp" and craft.enabled and METHODS[craft.method].needs_whole_parameters:
         raise CraftError(f"--craft.method={craft.method} needs whole parameters on every device: leave out fsdp")
     check_accumulation(cfg, craft)
     cfg.policy.device = device
@@ -413,7 +315,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         raise CraftError("there is nothing to train: every parameter is frozen")
     shapes = input_shapes(cfg.policy, meta, cfg.rename_map)
     parts = method_parts(cfg, craft, policy)
-    constant = parts.kept | shared_parts(options, policy)
+    constant = {**parts.kept, **shared_parts(options, policy)}
     ledger = Ledger(run_without_values)
     with warnings.catch_warnings(), without_memory(), ReadsForTheLog(), ledger:
         warnings.simplefilter("ignore")  # a real run will show lerobot's and torch's warnings
@@ -421,10 +323,12 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
         step = Step(ledger, policy, _optimizer(cfg, craft, device), shapes, lambda: _autocast(cfg.policy))
         sizes = step.take(parts.rows, parts.anchoring, share(options), craft.accumulate)
     notes += [f"{phase}: not known, because {reason}" for phase, reason in sizes.unknown.items()]
-    notes += _arithmetic(sizes.operations, craft.retention_freq)
+    notes += _arithmetic(sizes.operations, parts.every)
     notes += _remarks(cfg, craft, options, parts, device)
     title = _title(cfg, craft, options, parts, policy, device)
-    host = host_parts(cfg, craft, parts, sizes.embedded_bytes)
+    host = dict(parts.host)
+    if parts.anchoring is not None and sizes.embedded_bytes:
+        host["anchors' embedded images"] = min(IMAGES_KEPT_BYTES, parts.anchoring.anchors * sizes.embedded_bytes)
     return make_estimate(title, sizes, constant, share(options), host, notes)
 
 
@@ -473,8 +377,8 @@ def _remarks(cfg: Any, craft: CraftConfig, options: EstimateConfig, parts: Metho
     remarks = []
     if getattr(cfg.policy, "compile_model", False):
         remarks.append("torch.compile changes what is kept for the backward pass: these are the numbers without it")
-    if parts.anchoring is not None and craft.retention_freq > 1 and craft.method == "craft":
-        remarks.append(f"anchors come at every {craft.retention_freq}th step: in between there is no anchor pass")
+    if parts.every > 1:
+        remarks.append(f"anchors come at every {parts.every}th step: in between there is no anchor pass")
     if craft.accumulate > 1:
         remarks.append(
             f"a step has {craft.accumulate} micro-batches: activations, batches and arithmetic are those of one, and "
@@ -497,7 +401,7 @@ def _title(
 ) -> str:
     everything = sum(parameter.numel() for parameter in policy.parameters())
     trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
-    method = craft.method if craft.enabled else "plain fine-tuning"
+    method = craft.method if craft.enabled else Method.label
     if parts.anchoring is not None:
         retained = "+".join(each.mode for each in (parts.anchoring.retained, *parts.anchoring.beside))
         method += f" ({retained}, {parts.anchoring.rows} anchors)"

@@ -12,6 +12,7 @@ from lerobot_craft.anchors.retained import mode_named
 from lerobot_craft.io.text import count, human_bytes, number
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.method import Cost
+from lerobot_craft.training.methods.registry import METHODS
 from lerobot_craft.training.outcomes import OVER, Outcome
 from lerobot_craft.training.start_checks import StartReport
 
@@ -61,10 +62,10 @@ def banner(
         compute: Work beyond it, in words.
         memory: What is known of the memory: where old frames come from, what is measured on, what travels.
     """
-    if config.method == "craft":
+    if (held := METHODS[config.method].holds(config)) is None:
         lines = [*_anchor_lines(config, anchors, tasks, cache_dir), "CRaFT enabled", *_constraint_lines(config)]
     else:
-        lines = [f"Method: {config.method}", f"It holds: {_what_it_holds(config)}"]
+        lines = [f"Method: {config.method}", f"It holds: {held}"]
     lines += memory
     lines.append(f"Normalization: {config.normalization} ({_NORMALIZATION[config.normalization]})")
     lines.append(f"Compute beyond plain fine-tuning: {compute}")
@@ -89,7 +90,7 @@ def step_line(step: int, total: int, values: Mapping[str, Any]) -> str:
     parts = [f"Step {step}/{total}"]
     for key, name in _STEP_LINE.items():
         value = values.get(key)
-        if value is None or value is False or (key == "method" and value == "craft"):
+        if value is None or value is False or (key == "method" and value == CraftConfig.method):
             continue  # the line of `craft` says its mode
         if value is True:
             text = "✓"
@@ -196,22 +197,6 @@ def _constraint_lines(config: CraftConfig) -> list[str]:
         f"Conflict threshold: {config.conflict_threshold:g} (cosine)",
         f"Merge mode: {config.projection_mode}",
     ]
-
-
-def _what_it_holds(config: CraftConfig) -> str:
-    held = {
-        "naive": "nothing, this is plain fine-tuning",
-        "er": f"{config.replay_frames} frames of {config.old_dataset.repo_id or 'the old datasets'} in memory; "
-        f"{config.replay_ratio:g} of them join the batch for each new frame",
-        "l2sp": f"the weights near where they began (alpha {config.l2sp_alpha:g})",
-        "ewc": f"the weights near where they began, by their Fisher information on {config.ewc_samples} old frames "
-        f"(lambda {config.ewc_lambda:g})",
-        "lwf": f"the teacher's outputs on the new data (weight {config.lwf_lambda:g})",
-        "merge": "nothing while it trains; afterwards the weights are averaged with those before, shares of the new "
-        f"ones {config.merge_alphas}",
-        "freeze": f"these parameters as they are: {config.freeze}",
-    }
-    return held[config.method]
 
 
 _ABSOLUTE = "absolute"

@@ -178,10 +178,9 @@ def _take_step(session: Session, batches: Iterator[Any], tracker: Any) -> None:
 def _not_finite(session: Session, raw: Any, task_loss: Tensor | None, error: NonFiniteGradientError) -> str:
     if error.which == "task":
         batch = _batch_to_blame(session.cfg.dataset.repo_id, raw, task_loss, session.accelerator.process_index)
-        if session.method.name == "er":
-            batch += ", or the old frames beside it"
+        batch += session.method.beside_a_batch
     else:
-        batch = f"the anchors of anchor step {session.step // session.method.context.config.retention_freq + 1}"
+        batch = f"the anchors of anchor step {session.step // session.method.every + 1}"
     saved = last_checkpoint(session.cfg.output_dir)
     kept = (
         f"the last good checkpoint is {saved}; go on from it with `{resume_command(saved)}`"

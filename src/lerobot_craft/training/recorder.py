@@ -160,8 +160,7 @@ class Recorder:
 
     def __init__(self, session: Session, probe: ActionProbe | None = None) -> None:
         enabled = session.craft.enabled
-        # A method may have settled what the flags left open.
-        self._craft = session.method.context.config if enabled else session.craft
+        self._craft = session.method.settled if enabled else session.craft
         self._main = session.accelerator.is_main_process
         self._probe = probe
         self._run: RunFile | None = None
@@ -181,7 +180,7 @@ class Recorder:
         return Journal(
             session.cfg.output_dir,
             history=self._keeps_history,
-            tasks=self.tasks if self._craft.lambda_per_task else (),
+            tasks=self.tasks if session.method.per_task else (),
             modules=session.method.modules,
             resume_step=session.step if session.cfg.resume else None,
         )

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lerobot_craft.cli.flags import spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.methods.demonstrations import (
     demonstration_loss,
@@ -69,7 +71,7 @@ def test_without_an_old_dataset_the_flag_is_named(policy_context):
 
 
 def test_a_missing_dataset_is_named_by_its_flag(policy_context):
-    with pytest.raises(CraftError, match=r"nowhere.*--craft\.old_dataset\.root") as refusal:
+    with pytest.raises(CraftError, match=r"nowhere.*--craft\.old_dataset\.root") as refusal, spelled(flag_of):
         old_demonstrations(policy_context(old="nowhere"), 5)
     assert "--dataset." not in str(refusal.value)
 

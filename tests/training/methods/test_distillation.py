@@ -1,9 +1,14 @@
 """Learning without forgetting: the teacher's outputs on the new data, with a weight that stays."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.anchors.modes.action import Action
+from lerobot_craft.core import Dual
+from lerobot_craft.training.methods.constrained import Constrained
 from lerobot_craft.training.methods.distillation import LearningWithoutForgetting
 from tests.anchor_fixtures import NEW_TASKS
 from tests.training.anchor_contexts import OPEN_DATASET, make_context, old_dataset, train_a_little
@@ -83,7 +88,29 @@ def test_flags_of_the_constraint_freeze_no_readout_here(context_of, build):
     assert not all(parameter.requires_grad for parameter in context.policy.parameters()), "who asks for it gets it"
 
 
-def test_the_config_that_is_logged_says_what_was_settled(context_of):
-    config = started(context_of(lambda_per_task=True)).context.config
-    assert (config.method, config.retention_mode, config.retention_freq) == ("lwf", "action", 1)
-    assert (config.initial_lambda, config.lambda_lr, config.lambda_per_task) == (WEIGHT, 0.0, False)
+def test_the_rule_is_its_own_and_the_settings_stay_as_they_were_given(context_of):
+    given = context_of(
+        retention_mode="hidden",
+        lambda_per_task=True,
+        lambda_lr=0.5,
+        retention_freq=7,
+        use_grad_projection=True,
+        task_max_norm=2.0,
+    )
+    method = started(given)
+    assert method.context is given
+    assert (method.every, method.per_task) == (1, False), "so its history has no column per task"
+    assert method.settled.modes == ("action",), "by which records name the unit of the drift"
+    fixed = {"initial_lambda": WEIGHT, "lambda_min": WEIGHT, "lambda_max": WEIGHT}
+    assert method.dual(given.config) == Dual(lambda_lr=0.0, **fixed)
+    assert method.surgery(given.config, 3.0).is_sum
+    assert method.surgery(given.config, 3.0).merged_max_norm == 3.0
+
+
+def test_an_estimate_has_anchors_at_every_step_and_only_actions(context_of):
+    context = context_of(retention_freq=7, retention_mode="hidden", per_token=True, anchor_batch_size=5)
+    cfg = SimpleNamespace(policy=context.teacher.config, batch_size=3)
+    found = LearningWithoutForgetting.parts(cfg, context.config, context.policy)
+    assert (found.rows, found.every, found.anchoring.rows) == (3, 1, 5)
+    assert found.anchoring.retained == Action()
+    assert Constrained.parts(cfg, context.config, context.policy).every == 7

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.methods.l2sp import add_pull, require_plain_gradients, require_whole_parameters
+from lerobot_craft.training.methods.l2sp import L2SP, add_pull, require_plain_gradients
 
 
 def weights(*shapes, dtype=torch.float64):
@@ -63,10 +63,8 @@ def test_ways_of_running_without_plain_gradients_are_refused(module_context, sha
     context = module_context(nn.Linear(1, 1), method="l2sp", shard=shard)
     context = dataclasses.replace(context, accelerator=SimpleNamespace(scaler=scaler))  # there is none on a CPU
     with pytest.raises(CraftError, match=words):
-        require_plain_gradients(context)
+        L2SP().start(context)
 
 
 def test_one_process_in_full_precision_is_accepted(module_context):
-    context = module_context(nn.Linear(1, 1), method="l2sp")
-    require_whole_parameters(context)
-    require_plain_gradients(context)
+    require_plain_gradients(module_context(nn.Linear(1, 1), method="l2sp"))

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from lerobot_craft.anchors.manifest import Manifest
+from lerobot_craft.cli.flags import spelled
+from lerobot_craft.cli.train import flag_of
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.config import CraftConfig, DocumentsConfig
 from tests.examples.reading import weights
@@ -54,7 +56,7 @@ def test_a_run_holds_both_and_resumes_to_the_same_bits(craft_train, flags, tmp_p
     ],
 )
 def test_what_does_not_go_together_is_refused(settings, said):
-    with pytest.raises(CraftError, match=said):
+    with pytest.raises(CraftError, match=said), spelled(flag_of):
         CraftConfig(**settings)
 
 

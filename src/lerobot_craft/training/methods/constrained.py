@@ -9,23 +9,35 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lerobot_craft.anchors.loader import AnchorBatch
+from lerobot_craft.anchors.loader import AnchorBatch, retained_of
 from lerobot_craft.anchors.manifest import MANIFEST_FILE, Manifest
 from lerobot_craft.anchors.modes.action import Action
-from lerobot_craft.anchors.retained import mode_named
-from lerobot_craft.anchors.values import student_drift
-from lerobot_craft.core import AnchorDrift, AnchorPart, AnchorReport, Multipliers, RetentionStep, StepReport
+from lerobot_craft.anchors.recipe import num_anchors
+from lerobot_craft.anchors.retained import Retained, mode_named
+from lerobot_craft.anchors.values import looked_up, student_drift
+from lerobot_craft.core import (
+    AnchorDrift,
+    AnchorPart,
+    AnchorReport,
+    Dual,
+    Multipliers,
+    RetentionStep,
+    StepReport,
+    Surgery,
+)
 from lerobot_craft.core.parameters import run_in
 from lerobot_craft.core.precision import coarsest
 from lerobot_craft.core.ranks import sum_over_ranks, world_size
 from lerobot_craft.errors import CraftError
+from lerobot_craft.lerobot_api.features import frame_bytes
 from lerobot_craft.policies import PolicyAdapter, adapter_for, mode, unwrapped
 from lerobot_craft.training.action_drift import ActionDrift, ActionProbe, spared
-from lerobot_craft.training.anchor_batches import looked_up, policy_inputs
+from lerobot_craft.training.anchor_batches import anchor_bytes, policy_inputs
 from lerobot_craft.training.anchor_source import Anchors, mode_of, open_all
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.dry_step import Anchoring
 from lerobot_craft.training.methods.freeze import freeze_readout
-from lerobot_craft.training.methods.method import Context, Cost, Method, Stopwatch
+from lerobot_craft.training.methods.method import Context, Cost, Knob, Method, MethodParts, Stopwatch
 from lerobot_craft.training.start_checks import StartReport, check_start
 
 _MOST = 10  # modules: a table of more is not read
@@ -76,13 +88,60 @@ class Constrained(Method):
     """min L_task subject to L_ret <= eps, by gradient surgery and multipliers: docs/method.md."""
 
     name: ClassVar[str] = "craft"
+    label: ClassVar[str] = "CRaFT"
+    held: ClassVar[str | None] = None
+    knob: ClassVar[Knob | None] = Knob("initial_lambda", 3.0, (0.3, 1.0, 3.0, 10.0))
     has_multipliers: ClassVar[bool] = True
+    has_anchors: ClassVar[bool] = True
     anchors: Anchors
     start_report: StartReport
     _step: RetentionStep
     _report: StepReport
     _held_out: ActionProbe | None = None
     _measured: ActionDrift | None = None
+
+    @classmethod
+    def parts(cls, cfg: Any, config: CraftConfig, policy: nn.Module) -> MethodParts:
+        """The anchor pass, a teacher that is online, and the anchors in the machine's own memory."""
+        adapter, student = adapter_for(cfg.policy), unwrapped(policy)
+        (retained, manifest), *others = cls.retained(config, adapter, student)
+        config = config.divided(cfg.batch_size)
+        kept = {}
+        if config.teacher == "online" and not hasattr(policy, "disable_adapter"):
+            kept["frozen copy of the teacher"] = sum(t.nbytes for t in (*student.parameters(), *student.buffers()))
+        asked = num_anchors(config.num_anchors, config.old_frames, adapter)
+        pixels, numbers = frame_bytes(cfg.policy)
+        anchoring = Anchoring(
+            adapter,
+            retained,
+            config.loss_type,
+            config.anchor_batch_size,
+            manifest.num_anchors if manifest else asked,
+            looks_up_images=not config.shard,
+            beside=tuple(other for other, _ in others),
+        )
+        return MethodParts(
+            config.new_samples(cfg.batch_size),
+            anchoring,
+            config.retention_freq,
+            kept,
+            anchor_bytes(config.teacher == "online", manifest, asked, pixels, numbers),
+        )
+
+    @classmethod
+    def retained(
+        cls, config: CraftConfig, adapter: PolicyAdapter, policy: nn.Module
+    ) -> list[tuple[Retained, Manifest | None]]:
+        """What is retained under each mode, and the manifest of its cache if there is one."""
+        found: list[tuple[Retained, Manifest | None]] = []
+        for own in config.by_mode():
+            directory = own.anchor_cache_dir
+            if own.teacher == "cache" and directory is not None and (directory / MANIFEST_FILE).exists():
+                manifest = Manifest.load(directory)
+                found.append((retained_of(manifest, adapter, policy), manifest))
+            else:
+                found.append((own.retained(adapter, policy).once(), None))
+        return found
 
     @property
     def old_anchors(self) -> Anchors | None:
@@ -109,7 +168,7 @@ class Constrained(Method):
                 f"step, so it would not be the teacher that --craft.method={config.method} holds it to: use keep"
             )
         self._adapter = adapter_for(context.teacher.config)
-        self.anchors, each = open_all(context)
+        self.anchors, each = open_all(self.of_anchors(context))
         # A policy that answers in tokens acts differently at drifts far below 1 (decision 0023): its floor stays.
         if self.measures_real_frames() and self._adapter.output_kind != "logits":
             config = config.following()
@@ -117,22 +176,34 @@ class Constrained(Method):
         self._parts = [_Part.of(config, anchors, self._adapter) for anchors in each]
         reports = [check_start(context, part.anchors, part.loss_type) for part in self._parts]
         self.start_report = max(reports, key=lambda report: report.held)
-        self._tasks = tuple(self.anchors.tasks) if config.lambda_per_task else ("all",)
+        self._tasks = tuple(self.anchors.tasks) if self.per_task else ("all",)
         named = context.policy.named_parameters()
         self._modules = module_names([(name, p.numel()) for name, p in named if p.requires_grad])
         self._step = RetentionStep(
             context.trained,
             context.optimizer,
-            Multipliers(config.dual(), self._groups()),
-            surgery=config.surgery(context.train.optimizer.grad_clip_norm),
+            Multipliers(self.dual(config), self._groups()),
+            surgery=self.surgery(config, context.train.optimizer.grad_clip_norm),
             epsilon=functools.partial(config.epsilon, total_steps=context.train.steps),
             units=self._units(),
-            retention_freq=config.retention_freq,
+            retention_freq=self.every,
             backward=context.accelerator.backward,
             parts=self._modules,
         )
         self._stopwatch = Stopwatch(context.accelerator.device)
         self._gradient_bytes = sum(parameter.nbytes for parameter in self._step.parameters)
+
+    def of_anchors(self, context: Context) -> Context:
+        """The context that anchors are opened with."""
+        return context
+
+    def dual(self, config: CraftConfig) -> Dual:
+        """How the multipliers move."""
+        return config.dual()
+
+    def surgery(self, config: CraftConfig, clip: float) -> Surgery:
+        """How the two gradients become one."""
+        return config.surgery(clip)
 
     def measures_real_frames(self) -> bool:
         """Whether the drift of what it retains is measured on real old frames that are kept out of training."""
@@ -154,8 +225,7 @@ class Constrained(Method):
     def _units(self) -> list[float] | None:
         if self.context.config.epsilon_unit == "absolute":
             return None
-        per_task = self.context.config.lambda_per_task
-        return [unit for part in self._parts for unit in part.units(len(self._tasks), per_task)]
+        return [unit for part in self._parts for unit in part.units(len(self._tasks), self.per_task)]
 
     def _groups(self) -> tuple[str, ...]:
         """The constraints: one per task and, where several modes are retained, per mode."""
@@ -174,7 +244,7 @@ class Constrained(Method):
     def _drift(self) -> list[AnchorPart]:
         """The anchors of this step, on the host; the student's values of each micro-batch follow one by one."""
         self._stopwatch.start()
-        anchor_step = self._step.step // self.context.config.retention_freq
+        anchor_step = self._step.step // self.every
         return [self._micro_batch(anchor_step, number) for number in range(self.context.config.accumulate)]
 
     def _micro_batch(self, anchor_step: int, number: int) -> AnchorPart:
@@ -188,8 +258,7 @@ class Constrained(Method):
         return AnchorPart(groups, drift)
 
     def _groups_of(self, anchors: AnchorBatch, part: int) -> Tensor:
-        per_task = self.context.config.lambda_per_task
-        of_task = anchors.instruction if per_task else torch.zeros(len(anchors), dtype=torch.long)
+        of_task = anchors.instruction if self.per_task else torch.zeros(len(anchors), dtype=torch.long)
         return of_task + part * len(self._tasks)
 
     def _drift_of(self, part: "_Part", anchors: AnchorBatch) -> tuple[Tensor, torch.dtype]:
@@ -235,9 +304,7 @@ class Constrained(Method):
     def _drift_on_held_out(self, probe: ActionProbe) -> list[float | None]:
         """Per constraint, the same on every rank; None where no frame of the task is kept out."""
         found = self._measured = probe.measure(self.context.policy)
-        drifts = (
-            [found.per_task.get(task) for task in self._tasks] if self.context.config.lambda_per_task else [found.mean]
-        )
+        drifts = [found.per_task.get(task) for task in self._tasks] if self.per_task else [found.mean]
         known = torch.tensor([math.nan if drift is None else drift for drift in drifts], dtype=torch.float64)
         shared = sum_over_ranks(known) / world_size()
         return [None if math.isnan(drift) else drift for drift in shared.tolist()]
@@ -265,7 +332,7 @@ class Constrained(Method):
             values["retention_s"] = self._stopwatch.seconds
         if len(self._parts) > 1:
             values |= self._by_mode(anchor)
-        if not self.context.config.lambda_per_task:
+        if not self.per_task:
             return values
         for task, (loss, multiplier) in zip(self._tasks, self._worst(anchor), strict=True):
             values[f"lambda/{task}"] = multiplier
@@ -296,7 +363,7 @@ class Constrained(Method):
     def compute(self) -> str:
         """An anchor batch now and then."""
         config = self.context.config
-        when = "each step" if config.retention_freq == 1 else f"every {config.retention_freq}th step"
+        when = "each step" if self.every == 1 else f"every {self.every}th step"
         asked = ", and the teacher's forward of the same" if config.teacher == "online" else ""
         return f"forward and backward of {config.anchor_batch_size * config.accumulate} anchors in {when}{asked}"
 

@@ -2,19 +2,22 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, override
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.demonstrations import Demonstrations, demonstration_loss, old_demonstrations
 from lerobot_craft.training.methods.kept_tensors import keep, reopen
 from lerobot_craft.training.methods.l2sp import PullToStart
-from lerobot_craft.training.methods.method import Context, Cost
+from lerobot_craft.training.methods.method import Context, Cost, Knob, MethodParts
 
 FISHER = "fisher.safetensors"
+_FISHER = "Fisher information"
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +35,19 @@ class EWC(PullToStart):
     """
 
     name: ClassVar[str] = "ewc"
+    label: ClassVar[str] = "EWC"
+    held: ClassVar[str | None] = (
+        "the weights near where they began, by their Fisher information on {ewc_samples} old frames "
+        "(lambda {ewc_lambda:g})"
+    )
+    knob: ClassVar[Knob | None] = Knob("ewc_lambda", 100.0, (100.0, 1e3, 1e4, 1e5, 1e6))
+
+    @classmethod
+    @override
+    def parts(cls, cfg: Any, config: CraftConfig, policy: nn.Module) -> MethodParts:
+        plain = super().parts(cfg, config, policy)
+        trained = sum(parameter.numel() for parameter in policy.parameters() if parameter.requires_grad)
+        return replace(plain, kept={**plain.kept, _FISHER: torch.float32.itemsize * trained})
 
     @property
     @override
@@ -57,7 +73,7 @@ class EWC(PullToStart):
 
     @override
     def costs(self) -> list[Cost]:
-        return [*super().costs(), Cost("Fisher information", sum(tensor.nbytes for tensor in self._fisher or ()))]
+        return [*super().costs(), Cost(_FISHER, sum(tensor.nbytes for tensor in self._fisher or ()))]
 
     @override
     def state_dict(self) -> dict[str, Any]:

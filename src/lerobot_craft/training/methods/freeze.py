@@ -26,6 +26,8 @@ class Freeze(Method):
     """
 
     name: ClassVar[str] = "freeze"
+    label: ClassVar[str] = "frozen readout"  # what the bench freezes
+    held: ClassVar[str | None] = "these parameters as they are: {freeze}"
 
     @override
     def compute(self) -> str:

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 
 from lerobot_craft.core.precision import widen
 from lerobot_craft.errors import CraftError
+from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.kept_tensors import keep_start, trained_parameters
-from lerobot_craft.training.methods.method import Context, Cost, Method, Stopwatch
+from lerobot_craft.training.methods.method import Context, Cost, Knob, Method, MethodParts, Stopwatch
+
+_START = "the weights before fine-tuning"
 
 
 class PullToStart(Method):
@@ -22,6 +25,14 @@ class PullToStart(Method):
     Its gradient joins the task's before the two are clipped together. theta0 is what the trained parameters were at
     step 0; with PEFT the adapters' own initial values.
     """
+
+    needs_whole_parameters: ClassVar[bool] = True
+
+    @classmethod
+    @override
+    def parts(cls, cfg: Any, config: CraftConfig, policy: nn.Module) -> MethodParts:
+        trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+        return MethodParts(cfg.batch_size, kept={_START: sum(parameter.nbytes for parameter in trained)})
 
     @override
     def start(self, context: Context) -> None:
@@ -62,7 +73,7 @@ class PullToStart(Method):
 
     @override
     def costs(self) -> list[Cost]:
-        return [Cost("the weights before fine-tuning", sum(tensor.nbytes for tensor in self._start))]
+        return [Cost(_START, sum(tensor.nbytes for tensor in self._start))]
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -100,18 +111,8 @@ def add_pull(
     return total * (strength / 2)
 
 
-def require_whole_parameters(context: Context) -> None:
-    """Refuse to run where a process holds only parts of the parameters."""
-    if context.config.shard:
-        raise CraftError(
-            f"--craft.method={context.config.method} needs whole parameters on every process: run it without "
-            "--craft.shard"
-        )
-
-
 def require_plain_gradients(context: Context) -> None:
-    """Refuse to run where `.grad` is not the whole gradient of the loss."""
-    require_whole_parameters(context)
+    """Refuse to run where `.grad` is not the gradient of the loss."""
     if context.accelerator.scaler is not None:
         raise CraftError(
             f"--craft.method={context.config.method} adds to the gradient, which float16 mixed precision scales: use "
@@ -123,6 +124,9 @@ class L2SP(PullToStart):
     """The task loss plus alpha/2 * |theta - theta_0|^2, with alpha = `--craft.l2sp_alpha`."""
 
     name: ClassVar[str] = "l2sp"
+    label: ClassVar[str] = "L2-SP"
+    held: ClassVar[str | None] = "the weights near where they began (alpha {l2sp_alpha:g})"
+    knob: ClassVar[Knob | None] = Knob("l2sp_alpha", 0.01, (0.01, 0.1, 1.0, 10.0))
 
     @property
     @override

@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -13,8 +13,10 @@ from lerobot_craft.anchors.teacher import Teacher
 from lerobot_craft.core import NonFiniteGradientError
 from lerobot_craft.core.gradients import loud
 from lerobot_craft.core.parameters import whole
+from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
 from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.dry_step import Anchoring
 from lerobot_craft.training.run_memory import Remembered
 
 
@@ -53,6 +55,33 @@ class Cost(NamedTuple):
 
     what: str
     bytes: int
+
+
+class Knob(NamedTuple):
+    """The one number of a method: its setting, the value that the bench takes, and those that a sweep tries."""
+
+    setting: str
+    value: float
+    grid: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class MethodParts:
+    """What a method adds to a plain step, known before there are weights.
+
+    Attributes:
+        rows: Samples in a batch of the task, or in a micro-batch.
+        anchoring: The anchor pass, if there is one.
+        every: Steps from one anchor pass to the next.
+        kept: Bytes on the device from the first step to the last, by what they are.
+        host: Bytes in the machine's own memory at most, by what they are; reached once every anchor was visited.
+    """
+
+    rows: int
+    anchoring: Anchoring | None = None
+    every: int = 1
+    kept: Mapping[str, int] = field(default_factory=dict)
+    host: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -101,9 +130,37 @@ class Method:
     """
 
     name: ClassVar[str] = "naive"
+    label: ClassVar[str] = "plain fine-tuning"
+    """For tables."""
+    held: ClassVar[str | None] = "nothing, this is plain fine-tuning"
+    """What it holds, with {settings}; None for a constraint, whose settings are listed one by one."""
+    knob: ClassVar[Knob | None] = None
+    """Its one number, if it has one."""
     has_multipliers: ClassVar[bool] = False
     """Whether it holds a budget, so that there is a history of multipliers to keep."""
+    has_anchors: ClassVar[bool] = False
+    """Whether it visits anchors. For others the settings of anchors and of the constraint have no effect."""
+    needs_whole_parameters: ClassVar[bool] = False
+    """Whether each process must hold all parameters, so that they cannot be sharded."""
+    beside_a_batch: ClassVar[str] = ""
+    """What else the task's gradient comes from, for the error that names the batch."""
     context: Context
+
+    @classmethod
+    def holds(cls, config: CraftConfig) -> str | None:
+        """What it holds, in words."""
+        return cls.held and cls.held.format(**vars(config))
+
+    @classmethod
+    def parts(cls, cfg: Any, config: CraftConfig, policy: nn.Module) -> MethodParts:
+        """What it adds to a step, for an estimate.
+
+        Args:
+            cfg: lerobot's `TrainPipelineConfig`.
+            config: `--craft.*`.
+            policy: With shapes and without weights, wrapped and frozen as in training.
+        """
+        return MethodParts(cfg.batch_size)
 
     @property
     def old_anchors(self) -> Any | None:
@@ -116,15 +173,29 @@ class Method:
         return ()
 
     @property
-    def asked(self) -> Context:
-        """The context as the flags have it; a method may settle some of them for itself."""
-        return self.context
+    def settled(self) -> CraftConfig:
+        """The settings with what it has settled, for the records of the run."""
+        return self.context.config
+
+    @property
+    def per_task(self) -> bool:
+        """Whether each old task has a multiplier."""
+        return self.context.config.lambda_per_task
+
+    @property
+    def every(self) -> int:
+        """Steps from one visit of anchors to the next."""
+        return self.context.config.retention_freq
 
     def freeze(self, policy: nn.Module, config: CraftConfig, policy_config: Any) -> None:
         """Set `requires_grad` of what is not to be trained to False."""
 
     def start(self, context: Context) -> None:
         """Open anchors, copy weights, check what must hold. A `CraftError` here stops before the first step."""
+        if self.needs_whole_parameters and context.config.shard:
+            raise CraftError(
+                f"--craft.method={self.name} needs whole parameters on every process: run it without --craft.shard"
+            )
         self.context = context
 
     def watch(self, probe: Any | None) -> None:

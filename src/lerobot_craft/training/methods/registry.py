@@ -1,19 +1,19 @@
-"""All methods by the name that `--craft.method` takes."""
+"""The classes of all methods."""
 
+from importlib import import_module
+
+from lerobot_craft.training import methods
 from lerobot_craft.training.config import CraftConfig
-from lerobot_craft.training.methods.constrained import Constrained
-from lerobot_craft.training.methods.distillation import LearningWithoutForgetting
-from lerobot_craft.training.methods.ewc import EWC
-from lerobot_craft.training.methods.freeze import Freeze
-from lerobot_craft.training.methods.l2sp import L2SP
 from lerobot_craft.training.methods.method import Method
-from lerobot_craft.training.methods.replay import Replay
-from lerobot_craft.training.methods.weight_merge import WeightMerge
 
-METHODS: dict[str, type[Method]] = {
-    method.name: method
-    for method in (Constrained, Method, Replay, L2SP, EWC, LearningWithoutForgetting, WeightMerge, Freeze)
-}
+
+def _class_at(place: str) -> type[Method]:
+    module, _, name = place.partition(":")
+    found: type[Method] = getattr(import_module(f"{methods.__name__}.{module}"), name)
+    return found
+
+
+METHODS = {name: _class_at(place) for name, place in methods.METHODS.items()}
 
 
 def make_method(config: CraftConfig) -> Method:

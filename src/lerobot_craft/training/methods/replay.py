@@ -1,23 +1,26 @@
 """Experience replay: keep frames of the old tasks and train on them beside the new ones."""
 
 import logging
+import math
 from typing import Any, ClassVar, override
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from lerobot_craft.anchors.loader import batch_indices
 from lerobot_craft.errors import CraftError
 from lerobot_craft.lerobot_api.datasets import RawBatch
+from lerobot_craft.lerobot_api.features import frame_bytes
 from lerobot_craft.lerobot_api.train_steps import bar_is_welcome
+from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.methods.demonstrations import (
     Demonstrations,
     new_metadata,
     old_demonstrations,
     policy_features,
 )
-from lerobot_craft.training.methods.method import Context, Cost, Method
+from lerobot_craft.training.methods.method import Context, Cost, Knob, Method, MethodParts
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +38,26 @@ class Replay(Method):
     """
 
     name: ClassVar[str] = "er"
+    label: ClassVar[str] = "replay"
+    knob: ClassVar[Knob | None] = Knob("replay_ratio", 1.0, (0.5, 1.0, 2.0))
+    beside_a_batch: ClassVar[str] = ", or the old frames beside it"
+
+    @classmethod
+    @override
+    def holds(cls, config: CraftConfig) -> str:
+        return (
+            f"{config.replay_frames} frames of {config.old_dataset.repo_id or 'the old datasets'} in memory; "
+            f"{config.replay_ratio:g} of them join the batch for each new frame"
+        )
+
+    @classmethod
+    @override
+    def parts(cls, cfg: Any, config: CraftConfig, policy: nn.Module) -> MethodParts:
+        new = cfg.batch_size * config.accumulate
+        rows = math.ceil((new + round(config.replay_ratio * new)) / config.accumulate)
+        pixels, numbers = frame_bytes(cfg.policy)
+        frames = config.replay_frames * (pixels * torch.float32.itemsize + numbers)
+        return MethodParts(rows, host={"old frames": frames})
 
     @override
     def start(self, context: Context) -> None:

@@ -22,8 +22,7 @@ from lerobot_craft.training.methods.demonstrations import (
     old_demonstrations,
 )
 from lerobot_craft.training.methods.kept_tensors import keep_start
-from lerobot_craft.training.methods.l2sp import require_whole_parameters
-from lerobot_craft.training.methods.method import Context, Method
+from lerobot_craft.training.methods.method import Context, Knob, Method
 
 SavePolicy = Callable[[Path, str], Any]  # where, and what its card has to say
 
@@ -64,12 +63,18 @@ class WeightMerge(Method):
     """
 
     name: ClassVar[str] = "merge"
+    label: ClassVar[str] = "weight interpolation"
+    held: ClassVar[str | None] = (
+        "nothing while it trains; afterwards the weights are averaged with those before, shares of the new ones "
+        "{merge_alphas}"
+    )
+    knob: ClassVar[Knob | None] = Knob("merge_alphas", 0.6, (0.2, 0.4, 0.6, 0.8))
+    needs_whole_parameters: ClassVar[bool] = True
 
     @override
     def start(self, context: Context) -> None:
         super().start(context)
         self._alphas = parse_alphas(context.config.merge_alphas)
-        require_whole_parameters(context)
         tensors = merged_tensors(context.policy)
         self._kept = keep_start(context, tensors)
         if not context.resumed:
