@@ -41,7 +41,7 @@ MEASURED = {
     "retention_mode": "action",
     "anchor_source": "auto",
     "num_anchors": None,  # by the policy: tests/anchors/test_recipe.py
-    "walked_states": None,  # by the policy: tests/anchors/test_recipe.py
+    "walked_states": 0.5,
     "drawn_states": 0.7,
     "num_draws": None,  # by the length of training
     "dual_rule": None,  # by what there is to measure on

@@ -45,7 +45,6 @@ from lerobot_craft.anchors.recipe import (
     digest,
     draws_from_old,
     num_anchors,
-    share_of_walks,
 )
 from lerobot_craft.anchors.retained import Retained
 from lerobot_craft.anchors.teacher import Teacher, normalizer_stats
@@ -434,7 +433,6 @@ def prepare(
     for data in (*old, *new):
         _check_features(adapter, teacher, data)
     learned = [_learned(data, new_episodes) for data in new]
-    walked = share_of_walks(config.walked_states, adapter)
     plan = make_plan(
         config.anchor_source,  # type: ignore[arg-type]  # checked there
         num_anchors(config.num_anchors, config.old_frames, adapter),
@@ -445,8 +443,8 @@ def prepare(
         config.drawn_states,
         config.state_jitter,
         config.old_frames,
-        walked,
-        _walk_length(teacher, new) if walked and new else 1,
+        config.walked_states,
+        _walk_length(teacher, new) if config.walked_states and new else 1,
         draws_from_old(config.draw_from, config.anchor_source, adapter),
         first=0 if opened is None else 1,
     )

@@ -21,7 +21,6 @@ _SEVERAL = "-2,-1"
 # Token policies answer the same at every visit of an anchor and overfit to a few, so they need more anchors; other
 # policies are asked under several noise draws (decision 0017).
 _ANCHORS, _ANCHORS_OF_TOKENS = 2000, 8000
-_WALKS_OF_TOKENS = 0.5
 _MOST_DRAWS = 8
 # For the same reason a few old frames do not fill half of a token policy's batches: visits per old frame, per visit of
 # a cross anchor.
@@ -71,15 +70,8 @@ def num_anchors(asked: int | None, old_frames: int | None, adapter: PolicyAdapte
 
 
 def num_draws(asked: int | None, visits: int, anchors: int) -> int:
-    """Draws per anchor: as asked for, or (None) one for every two visits that training makes."""
-    return asked or min(_MOST_DRAWS, max(1, visits // (2 * anchors)))
-
-
-def share_of_walks(asked: float | None, adapter: PolicyAdapter) -> float:
-    """Share of cross anchors on walks: as asked for, or (None) the policy's default: decision 0039."""
-    if asked is not None:
-        return asked
-    return _WALKS_OF_TOKENS if adapter.output_kind == "logits" else 0.0
+    """Draws per anchor: as asked for, or (None) at most the number of visits that training makes."""
+    return asked or min(_MOST_DRAWS, max(1, visits // anchors))
 
 
 def most_visits(adapter: PolicyAdapter) -> float | None:
@@ -125,8 +117,7 @@ class AnchorConfig:
     old_frames: int | None = None
     # For cross: share of anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
-    # Unset: 0, of a policy that answers in tokens 0.5.
-    walked_states: float | None = None
+    walked_states: float = 0.5
     # For cross: share of states that are drawn (on walks: what is not the robot's own).
     drawn_states: float = 0.7
     # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
@@ -231,7 +222,7 @@ class DocumentsAnchors(AnchorConfig):
     retention_mode: str = "hidden"
     anchor_source: str = "dataset"
     num_anchors: int | None = 1000
-    walked_states: float | None = 0.0
+    walked_states: float = 0.0
     drawn_states: float = 0.0
     num_draws: int | None = 1
 
