@@ -80,7 +80,8 @@ class Case:
 
     Attributes:
         batch_size: Of new samples, and of anchors.
-        runs: Flags by the name of a run; one that holds on is compared with the one it names.
+        runs: Flags by the name of a run: the plain ones, then as many with CRaFT, each compared with the plain one
+            in its place.
         flags: Of all of its runs.
         depth: Layers of its language model; None where it is not to be chosen.
         kill: The run that is killed and resumed, and played at the end.
@@ -95,7 +96,7 @@ class Case:
 
 CASES = {
     "smolvla": Case(
-        1, {"plain": (), "CRaFT": CRAFT, "plain LoRA": LORA, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
+        1, {"plain": (), "plain LoRA": LORA, "CRaFT": CRAFT, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
     ),
     "pi0_fast": Case(
         1,
@@ -394,8 +395,8 @@ class Bench:
             if path.exists():
                 found[name] = json.loads(path.read_text())
         rows = {name: found.pop(name) for name in self.case.runs if name in found}
-        names = list(self.case.runs)
-        for plain, other in zip(names[::2], names[1::2], strict=True):
+        names, half = list(self.case.runs), len(self.case.runs) // 2
+        for plain, other in zip(names[:half], names[half:], strict=True):
             if {plain, other} <= rows.keys():
                 worked = rows[plain]["step_processor_seconds"]
                 rows[other]["step_ratio"] = rows[other]["step_processor_seconds"] / worked
