@@ -86,3 +86,22 @@ def test_tied_weights_are_written_once(script, tmp_path):
         module["head"].weight = module["words"].weight
     script["write_weights"](module, tmp_path / "model.safetensors", seed=0)
     assert list(load_file(tmp_path / "model.safetensors")) == ["words.weight"]
+
+
+def test_a_second_read_of_a_file_is_not_one_of_the_disk(script, tmp_path):
+    from_disk, file = script["bytes_from_disk"], tmp_path / "weights"
+    file.write_bytes(bytes(8 << 20))
+
+    def read():
+        before = from_disk()
+        file.read_bytes()
+        return from_disk() - before
+
+    script["forget_file"](file)
+    first = read()
+    if not first:
+        pytest.skip("no disk below tmp_path")
+    assert first >= 8 << 20
+    assert read() == 0
+    script["forget_file"](file)
+    assert read() >= 8 << 20
