@@ -7,7 +7,8 @@ one. They show nothing of skills.
 Every command is a process of its own. Its log says when each step ended; the kernel says how much memory was resident
 at most, from the second step on and before. A run of the same kind on a tiny policy, less its own estimate, is what
 libraries and data hold; the rest is the policy's. What was measured stays in `--scratch_dir` until the report is
-written, so that a run that was interrupted resumes.
+written, so that a run that was interrupted resumes, with another number of steps too: each row says its own. This
+measures some of it again: `--again="CRaFT,resumed,episode,CRaFT LoRA" --keep`.
 """
 
 import argparse
@@ -96,12 +97,12 @@ class Case:
 
 CASES = {
     "smolvla": Case(
-        1, {"plain": (), "plain LoRA": LORA, "CRaFT": CRAFT, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
+        1, {"plain": (), "plain LoRA": LORA, "CRaFT": CRAFT, "CRaFT LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
     ),
     "pi0_fast": Case(
         1,
-        {"plain LoRA": LORA, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)},
-        kill="CRaFT, LoRA",
+        {"plain LoRA": LORA, "CRaFT LoRA": (*LORA, *CRAFT, *ONLINE)},
+        kill="CRaFT LoRA",
         flags=("--policy.gradient_checkpointing=true", "--policy.dtype=bfloat16"),
         depth=18,
     ),
@@ -377,16 +378,19 @@ class Bench:
 
     def stages(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """What is measured, by name, in the order in which a person would do it."""
-        yield from (("remember", self.remember), ("start_up", self.start_up), ("baseline", self.baseline))
+        yield from (("remember", self.remember), ("start_up", self.start_up))
         for name in self.case.runs:
             yield name, partial(self.row, name)
+            yield f"{name}, tiny", partial(self.beside, name)
             if name == self.case.kill:
                 yield from (("resumed", self.resumed), ("episode", self.episode))
 
-    def measure(self, *, only_kept: bool = False) -> dict[str, Any]:
-        """All stages; those that a run which was interrupted has kept are not measured again."""
-        kept = self.directory / f"measured-{self.steps}-steps-{self.environment['OMP_NUM_THREADS']}-threads"
+    def measure(self, again: Sequence[str] = (), *, only_kept: bool = False) -> dict[str, Any]:
+        """All stages; those that a run which was interrupted has kept are not measured again, unless they are named."""
+        kept = self.directory / f"measured-{self.environment['OMP_NUM_THREADS']}-threads"
         kept.mkdir(exist_ok=True)
+        for name in again:
+            (kept / f"{name}.json").unlink(missing_ok=True)
         found: dict[str, Any] = {}
         for name, stage in self.stages():
             path = kept / f"{name}.json"
@@ -401,9 +405,10 @@ class Bench:
             if {plain, other} <= rows.keys():
                 worked = rows[plain]["step_processor_seconds"]
                 rows[other]["step_ratio"] = rows[other]["step_processor_seconds"] / worked
-        if "baseline" in found:
-            for row in rows.values():
-                row["measured_bytes"] = row["stepping_bytes"] - found["baseline"]["bytes"]
+        for name, row in rows.items():
+            if beside := found.pop(f"{name}, tiny", None):
+                row["beside_bytes"] = beside["bytes"]
+                row["measured_bytes"] = row["stepping_bytes"] - row["beside_bytes"]
                 row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
         return {
             "parameters": sum_of_parameters(self.teacher / WEIGHTS),
@@ -433,9 +438,9 @@ class Bench:
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 
-    def baseline(self) -> dict[str, Any]:
-        """What is resident in a run of the last kind, which imports most, beside its policy."""
-        name, small = list(self.case.runs)[-1], self.directory / "small"
+    def beside(self, name: str) -> dict[str, Any]:
+        """What is resident in such a run beside its policy: libraries and data."""
+        small = self.directory / "small"
         seen = self.train(name, small, self.directory / "run-small")
         return {"bytes": seen.stepping_bytes - self.estimate(name, small)["total_bytes"]}
 
@@ -456,6 +461,7 @@ class Bench:
         if name != self.case.kill:
             shutil.rmtree(output, ignore_errors=True)  # a plain run that saves nothing leaves none
         return {
+            "steps": self.steps,
             "first_step_seconds": seen.first_step_seconds,
             "first_step_processor_seconds": next(iter(seen.worked.values())),
             "step_seconds": of_a_step(seen.steps),
@@ -563,17 +569,18 @@ def forget_file(path: Path) -> None:
 
 def as_markdown(report: dict[str, Any]) -> str:
     lines = [
-        f"{report['steps']} steps on a CPU, {report['threads_of_runs']} thread(s), {report['date']}.\n",
-        "| policy | run | to the first step, s | of the processor | a step, s | of the processor | times plain "
+        f"On a CPU, {report['threads_of_runs']} thread(s), {report['date']}.\n",
+        "| policy | run | steps | to the first step, s | of the processor | a step, s | of the processor | times plain "
         "| estimate, GiB | measured, GiB | estimate / measured | at most before the first step, GiB |",
-        "|" + 11 * "---|",
+        "|" + 12 * "---|",
     ]
     for policy_type, found in report["policies"].items():
         depth = "" if found["depth"] == found["full_depth"] else f", {found['depth']} of {found['full_depth']} layers"
         policy = f"{policy_type}, {found['parameters'] / 1e9:.2f} B{depth}, batches of {found['batch_size']}"
         for name, row in found["rows"].items():
             cells = [
-                *(policy, name, f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
+                *(policy, name, str(row["steps"])),
+                *(f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
                 *(f"{row['step_seconds']:.1f}", f"{row['step_processor_seconds']:.1f}"),
                 f"{row['step_ratio']:.2f}" if "step_ratio" in row else "",
                 f"{row['estimate']['total_bytes'] / GIB:.2f}",
@@ -619,6 +626,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--depth", type=int, help="layers of pi0_fast's language model, where 18 do not fit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="tiny policies: to try the script")
+    parser.add_argument("--again", default="", help="stages, with commas, that are measured although they were before")
     parser.add_argument("--report", action="store_true", help="measure nothing: write what was measured so far")
     parser.add_argument("--note", default="", help="into the report: what else the machine did")
     parser.add_argument("--scratch_dir", type=Path, default=Path("outputs/full_size"))
@@ -638,10 +646,8 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.report:
             make_inputs(root, policy_type, depth, options.tiny)
         bench = Bench(root, policy_type, options.steps, depth, options.threads)
-        policies[policy_type] = bench.measure(only_kept=options.report)
-    report = dated(
-        "full-size", steps=options.steps, threads_of_runs=options.threads, note=options.note, policies=policies
-    )
+        policies[policy_type] = bench.measure(options.again.split(","), only_kept=options.report)
+    report = dated("full-size", threads_of_runs=options.threads, note=options.note, policies=policies)
     print(as_markdown(report))
     write(report, options.output_dir)
     if not (options.keep or options.report):
