@@ -4,11 +4,12 @@ Nothing is downloaded: the weights are random. They show that a full-size policy
 played, what it needs in memory beside what `craft train --estimate` says, and what a step with CRaFT takes of a plain
 one. They show nothing of skills.
 
-Every command is a process of its own. Its log says when each step ended; the kernel says how much memory was resident
-at most, from the second step on and before. A run of the same kind on a tiny policy, less its own estimate, is what
-libraries and data hold; the rest is the policy's. What was measured stays in `--scratch_dir` until the report is
-written, so that a run that was interrupted resumes, with another number of steps too: each row says its own. This
-measures some of it again: `--again="CRaFT,resumed,episode,CRaFT LoRA" --keep`.
+Every command is a process of its own. Its log says when each step ended; the kernel says, every 5 ms, how much
+anonymous memory is resident: the most of it before the first step, and from then on. (Pages of files, such as
+libraries, do not count: the kernel takes them back when it likes, and sooner in a slow run.) A run of the same kind on
+a tiny policy, less its own estimate, is what libraries and data hold; the rest is the policy's. What was measured stays
+in `--scratch_dir` until the report is written, so that a run that was interrupted resumes, with another number of steps
+too: each row says its own. This measures some of it again: `--again="CRaFT,resumed,episode,CRaFT LoRA" --keep`.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -245,7 +247,7 @@ class Watched:
         seconds: From its start to its end.
         steps: When each step's line came, in seconds from the start.
         worked: What the processor had worked for it by then, in seconds: where others share a core, only that tells.
-        starting_bytes: Resident at most, up to the first step's line.
+        starting_bytes: Anonymous memory at most, up to the first step's line.
         stepping_bytes: The same, from there to the last step's.
         opened: How often the weights file was opened.
     """
@@ -281,6 +283,7 @@ def watch(
         subprocess.Popen(  # noqa: S603  # our own flags
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings
         ) as process,
+        most_memory(process.pid) as most,
     ):
         for line in process.stdout or ():
             file.write(line)
@@ -291,10 +294,9 @@ def watch(
             seen.steps[step] = time.perf_counter() - began
             seen.worked[step] = processor_seconds(process.pid)
             if len(seen.steps) == 1:
-                seen.starting_bytes = high_water(process.pid)
-                Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the mark falls to what is resident now
+                seen.starting_bytes = most()
             else:
-                seen.stepping_bytes = high_water(process.pid)
+                seen.stepping_bytes = max(seen.stepping_bytes, most())
             if step == kill_after:
                 process.send_signal(signal.SIGKILL)
         code = process.wait()
@@ -311,10 +313,43 @@ def processor_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def high_water(pid: int) -> int:
-    """Resident memory of a process at most, in bytes, since the mark was set back."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+@contextlib.contextmanager
+def most_memory(pid: int) -> Iterator[Callable[[], int]]:
+    """A function that says how much anonymous memory a process has had at most since it was called last, in bytes."""
+    lock, ended, seen = threading.Lock(), threading.Event(), 0
+
+    def look() -> None:
+        nonlocal seen
+        with lock:
+            seen = max(seen, anonymous_bytes(pid))
+
+    def since() -> int:
+        nonlocal seen
+        look()
+        with lock:
+            found, seen = seen, 0
+        return found
+
+    def watch_on() -> None:
+        while not ended.wait(0.005):
+            look()
+
+    thread = threading.Thread(target=watch_on)
+    thread.start()
+    try:
+        yield since
+    finally:
+        ended.set()
+        thread.join()
+
+
+def anonymous_bytes(pid: int) -> int:
+    """What a process holds now that is no page of a file; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(kib) * 1024 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+)", status, re.MULTILINE))
 
 
 @contextlib.contextmanager

@@ -9,18 +9,19 @@ from safetensors.torch import load_file
 from torch import nn
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "full_size.py"
-# Holds 200 MiB until the first step's line and 50 MiB until the second's, and opens a file three times.
+# Holds 200 MiB before the first step's line and 60 MiB from then on, for a while, and opens a file three times.
 PROGRAM = """
 import pathlib, sys, time
 for _ in range(3):
     pathlib.Path(sys.argv[1]).read_bytes()
-held = bytearray(b"x" * (100 << 20))
+held = bytearray(b"x" * (200 << 20))
+time.sleep(0.5)
 del held
 for step in (1, 2, 3):
     print(f"Drift at step {step + 5}")
     print(f"INFO step:{step} smpl:2" if step == 1 else f"INFO Step {step}/3 | loss=1.4", flush=True)
+    held = bytearray(b"x" * (60 << 20))
     time.sleep(0.5)
-    held = bytearray(b"x" * (25 << 20))
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and inotify")
