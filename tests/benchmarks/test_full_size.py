@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "full_size.py"
-# Holds 200 MiB before the first step's line and 60 MiB from then on, for a while, and opens a file three times.
+# Holds 200 MiB before the first step's line (twice that while it makes them) and 60 MiB from then on; opens a file
+# three times.
 PROGRAM = """
 import pathlib, sys, time
 for _ in range(3):
@@ -55,7 +56,7 @@ def test_a_process_is_watched_from_outside(script, tmp_path):
     assert list(seen.steps) == list(seen.worked) == [1, 2, 3]
     assert seen.opened == 3
     assert seen.starting_bytes > 200 << 20
-    assert 50 << 20 < seen.stepping_bytes < 150 << 20
+    assert 60 << 20 < seen.stepping_bytes < 250 << 20
     assert seen.worked[3] < seen.steps[3]  # it mostly sleeps
     assert "Step 3/3" in (tmp_path / "log").read_text()
 
