@@ -105,16 +105,15 @@ class MethodParts:
     kept: dict[str, int] = field(default_factory=dict)
 
 
-def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts:
+def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module, options: EstimateConfig) -> MethodParts:
     """What the method of a run adds; `policy` is wrapped and frozen as in training."""
     if not craft.enabled:
         return MethodParts(cfg.batch_size)
     trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
     rows, kept = cfg.batch_size, {}
     if craft.master_weights:
-        kept["float32 copies of bfloat16 weights"] = sum(
-            _FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16
-        )
+        whole = sum(_FLOAT32 * parameter.numel() for parameter in trained if parameter.dtype == torch.bfloat16)
+        kept["float32 copies of bfloat16 weights"] = round(whole * share(options))
     if craft.method == "er":
         new = cfg.batch_size * craft.accumulate
         rows = math.ceil((new + round(craft.replay_ratio * new)) / craft.accumulate)
@@ -403,7 +402,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise CraftError("there is nothing to train: every parameter is frozen")
     shapes = input_shapes(cfg.policy, meta, cfg.rename_map)
-    parts = method_parts(cfg, craft, policy)
+    parts = method_parts(cfg, craft, policy, options)
     constant = parts.kept | shared_parts(options, policy)
     ledger = Ledger(run_without_values)
     with warnings.catch_warnings(), without_memory(), ReadsForTheLog(), ledger:
