@@ -416,7 +416,8 @@ class Bench:
         yield from (("remember", self.remember), ("start_up", self.start_up))
         for name in self.case.runs:
             yield name, partial(self.row, name)
-            yield f"{name}, tiny", partial(self.beside, name)
+            yield f"{name}: estimate", partial(self.estimate, name, self.teacher)
+            yield f"{name}: beside", partial(self.beside, name)
             if name == self.case.kill:
                 yield from (("resumed", self.resumed), ("episode", self.episode))
 
@@ -441,7 +442,9 @@ class Bench:
                 worked = rows[plain]["step_processor_seconds"]
                 rows[other]["step_ratio"] = rows[other]["step_processor_seconds"] / worked
         for name, row in rows.items():
-            if beside := found.pop(f"{name}, tiny", None):
+            row["estimate"] = found.pop(f"{name}: estimate", None)
+            beside = found.pop(f"{name}: beside", None)
+            if row["estimate"] and beside:
                 row["beside_bytes"] = beside["bytes"]
                 row["measured_bytes"] = row["stepping_bytes"] - row["beside_bytes"]
                 row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
@@ -487,6 +490,7 @@ class Bench:
         if code:
             raise RuntimeError(f"no estimate of {name}: {said.getvalue()}")
         found: dict[str, Any] = json.loads(said.getvalue())
+        del found["notes"]
         return found
 
     def row(self, name: str) -> dict[str, Any]:
@@ -505,7 +509,6 @@ class Bench:
             "starting_bytes": seen.starting_bytes,
             "stepping_bytes": seen.stepping_bytes,
             "weights_file_opened": seen.opened,
-            "estimate": {key: value for key, value in self.estimate(name, self.teacher).items() if key != "notes"},
         }
 
     def resumed(self) -> dict[str, Any]:
@@ -618,7 +621,7 @@ def as_markdown(report: dict[str, Any]) -> str:
                 *(f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
                 *(f"{row['step_seconds']:.1f}", f"{row['step_processor_seconds']:.1f}"),
                 f"{row['step_ratio']:.2f}" if "step_ratio" in row else "",
-                f"{row['estimate']['total_bytes'] / GIB:.2f}",
+                f"{row['estimate']['total_bytes'] / GIB:.2f}" if row["estimate"] else "",
                 *(
                     ("", "")
                     if "measured_bytes" not in row
