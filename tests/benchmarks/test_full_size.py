@@ -45,7 +45,9 @@ def test_every_command_runs_on_a_tiny_policy(script, tmp_path):
     assert found["resumed"]["to_the_bit"]
     assert found["episode"]["episodes"] == 1
     assert found["rows"]["CRaFT"]["step_ratio"] > 1
-    assert all(row["weights_file_opened"] >= 3 for row in found["rows"].values())
+    opened = {name: row["weights_file_opened"] for name, row in found["rows"].items()}
+    assert opened["CRaFT"] > opened["plain"] >= 1  # lerobot's loader; CRaFT compares the policy with the file
+    assert all(row["estimate_to_measured"] for row in found["rows"].values())
     assert not (tmp_path / "scratch").exists()
 
 
