@@ -11,6 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,31 @@ def merged(report: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
     return report | {"counts": known | report["counts"], "earlier": kept}
 
 
+def added(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Counts of several pytests as if they had been one."""
+    sums: dict[str, Counter[str]] = defaultdict(Counter)
+    passed = skipped = 0
+    for part in parts:
+        passed, skipped = passed + part["passed"], skipped + part["skipped"]
+        for fault, outcomes in part["counts"].items():
+            sums[fault].update(outcomes)
+    return {"counts": {fault: dict(outcomes) for fault, outcomes in sums.items()}, "passed": passed, "skipped": skipped}
+
+
+def counted(tests: Sequence[str]) -> dict[str, Any] | int:
+    """What these tests count and how long that takes, or pytest's exit code if they do not pass."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        file = Path(scratch) / "counts.json"
+        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--fault-counts={file}"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        code = subprocess.run([*pytest, *tests], cwd=ROOT, env=environment).returncode  # noqa: S603  # our own
+        if code:
+            return code
+        found: dict[str, Any] = json.loads(file.read_text())
+    return found | {"minutes": round((time.monotonic() - began) / 60, 1)}
+
+
 def newest(results: Path = RESULTS) -> dict[str, Any]:
     """The last counts that were written."""
     report: dict[str, Any] = json.loads(max(results.glob("faults-*.json")).read_text())
@@ -73,18 +100,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("tests", nargs="*", default=TESTS, help="what pytest is given (default: all tests of faults)")
     parser.add_argument("--merge", action="store_true", help="keep the newest counts of faults that TESTS do not count")
+    parser.add_argument(
+        "--counted",
+        type=Path,
+        nargs="+",
+        help="run nothing: add up these files, which `pytest --fault-counts=FILE` wrote of tests that passed",
+    )
     options = parser.parse_args(arguments)
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        counted = Path(scratch) / "counts.json"
-        pytest = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", f"--fault-counts={counted}"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        code = subprocess.run([*pytest, *options.tests], cwd=ROOT, env=environment).returncode  # noqa: S603  # our own
-        if code:
-            return code
-        found = json.loads(counted.read_text())
-    minutes = round((time.monotonic() - began) / 60, 1)
-    report = dated("faults", tests=found["passed"], skipped=found["skipped"], minutes=minutes, counts=found["counts"])
+    if options.counted:
+        found: dict[str, Any] | int = added(json.loads(file.read_text()) for file in options.counted)
+    else:
+        found = counted(options.tests)
+    if isinstance(found, int):
+        return found
+    report = dated("faults", tests=found.pop("passed"), **found)
     if options.merge:
         report = merged(report, newest(options.output_dir))
     write(report, options.output_dir)

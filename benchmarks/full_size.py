@@ -4,10 +4,12 @@ Nothing is downloaded: the weights are random. They show that a full-size policy
 played, what it needs in memory beside what `craft train --estimate` says, and what a step with CRaFT takes of a plain
 one. They show nothing of skills.
 
-Every command is a process of its own. Its log says when each step ended; the kernel says how much memory was resident
-at most, from the second step on and before. A run of the same kind on a tiny policy, less its own estimate, is what
-libraries and data hold; the rest is the policy's. What was measured stays in `--scratch_dir` until the report is
-written, so that a run that was interrupted resumes.
+Every command is a process of its own. Its log says when each step ended; the kernel says, every 5 ms, how much
+anonymous memory is resident: the most of it before the first step, and from then on. (Pages of files, such as
+libraries, do not count: the kernel takes them back when it likes, and sooner in a slow run.) A run of the same kind on
+a tiny policy, less its own estimate, is what libraries and data hold; the rest is the policy's. What was measured stays
+in `--scratch_dir` until the report is written, so that a run that was interrupted resumes, with another number of steps
+too: each row says its own. This measures some of it again: `--again="CRaFT,resumed,episode,CRaFT LoRA" --keep`.
 """
 
 import argparse
@@ -24,6 +26,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -80,7 +83,8 @@ class Case:
 
     Attributes:
         batch_size: Of new samples, and of anchors.
-        runs: Flags by the name of a run; one that holds on is compared with the one it names.
+        runs: Flags by the name of a run: the plain ones, then as many with CRaFT, each compared with the plain one
+            in its place.
         flags: Of all of its runs.
         depth: Layers of its language model; None where it is not to be chosen.
         kill: The run that is killed and resumed, and played at the end.
@@ -95,12 +99,12 @@ class Case:
 
 CASES = {
     "smolvla": Case(
-        1, {"plain": (), "CRaFT": CRAFT, "plain LoRA": LORA, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
+        1, {"plain": (), "plain LoRA": LORA, "CRaFT": CRAFT, "CRaFT LoRA": (*LORA, *CRAFT, *ONLINE)}, kill="CRaFT"
     ),
     "pi0_fast": Case(
         1,
-        {"plain LoRA": LORA, "CRaFT, LoRA": (*LORA, *CRAFT, *ONLINE)},
-        kill="CRaFT, LoRA",
+        {"plain LoRA": LORA, "CRaFT LoRA": (*LORA, *CRAFT, *ONLINE)},
+        kill="CRaFT LoRA",
         flags=("--policy.gradient_checkpointing=true", "--policy.dtype=bfloat16"),
         depth=18,
     ),
@@ -243,7 +247,7 @@ class Watched:
         seconds: From its start to its end.
         steps: When each step's line came, in seconds from the start.
         worked: What the processor had worked for it by then, in seconds: where others share a core, only that tells.
-        starting_bytes: Resident at most, up to the first step's line.
+        starting_bytes: Anonymous memory at most, up to the first step's line.
         stepping_bytes: The same, from there to the last step's.
         opened: How often the weights file was opened.
     """
@@ -279,6 +283,7 @@ def watch(
         subprocess.Popen(  # noqa: S603  # our own flags
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=surroundings
         ) as process,
+        most_memory(process.pid) as most,
     ):
         for line in process.stdout or ():
             file.write(line)
@@ -289,10 +294,9 @@ def watch(
             seen.steps[step] = time.perf_counter() - began
             seen.worked[step] = processor_seconds(process.pid)
             if len(seen.steps) == 1:
-                seen.starting_bytes = high_water(process.pid)
-                Path(f"/proc/{process.pid}/clear_refs").write_text("5")  # the mark falls to what is resident now
+                seen.starting_bytes = most()
             else:
-                seen.stepping_bytes = high_water(process.pid)
+                seen.stepping_bytes = max(seen.stepping_bytes, most())
             if step == kill_after:
                 process.send_signal(signal.SIGKILL)
         code = process.wait()
@@ -309,10 +313,43 @@ def processor_seconds(pid: int) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
-def high_water(pid: int) -> int:
-    """Resident memory of a process at most, in bytes, since the mark was set back."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) * 1024  # type: ignore[index]
+@contextlib.contextmanager
+def most_memory(pid: int) -> Iterator[Callable[[], int]]:
+    """A function that says how much anonymous memory a process has had at most since it was called last, in bytes."""
+    lock, ended, seen = threading.Lock(), threading.Event(), 0
+
+    def look() -> None:
+        nonlocal seen
+        with lock:
+            seen = max(seen, anonymous_bytes(pid))
+
+    def since() -> int:
+        nonlocal seen
+        look()
+        with lock:
+            found, seen = seen, 0
+        return found
+
+    def watch_on() -> None:
+        while not ended.wait(0.005):
+            look()
+
+    thread = threading.Thread(target=watch_on)
+    thread.start()
+    try:
+        yield since
+    finally:
+        ended.set()
+        thread.join()
+
+
+def anonymous_bytes(pid: int) -> int:
+    """What a process holds now that is no page of a file; 0 when it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(int(kib) * 1024 for kib in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+)", status, re.MULTILINE))
 
 
 @contextlib.contextmanager
@@ -356,6 +393,7 @@ class Bench:
             *("train", f"--policy.path={policy}", "--policy.device=cpu", "--policy.push_to_hub=false", PACKAGE),
             *("--dataset.repo_id=local/new", f"--dataset.root={self.root / 'new'}", "--num_workers=0", "--log_freq=1"),
             *(f"--steps={self.steps}", f"--batch_size={self.case.batch_size}", "--env_eval_freq=0"),
+            "--craft.preload=true",  # else lerobot decodes the pictures of a whole window of actions for each sample
             *(f"--save_freq={save_every or self.steps}", f"--save_checkpoint={str(save_every > 0).lower()}"),
             *(self.case.flags if policy == self.teacher else ()),
             *self.case.runs[name],
@@ -375,16 +413,20 @@ class Bench:
 
     def stages(self) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
         """What is measured, by name, in the order in which a person would do it."""
-        yield from (("remember", self.remember), ("start_up", self.start_up), ("baseline", self.baseline))
+        yield from (("remember", self.remember), ("start_up", self.start_up))
         for name in self.case.runs:
             yield name, partial(self.row, name)
+            yield f"{name}: estimate", partial(self.estimate, name, self.teacher)
+            yield f"{name}: beside", partial(self.beside, name)
             if name == self.case.kill:
                 yield from (("resumed", self.resumed), ("episode", self.episode))
 
-    def measure(self, *, only_kept: bool = False) -> dict[str, Any]:
-        """All stages; those that a run which was interrupted has kept are not measured again."""
-        kept = self.directory / f"measured-{self.steps}-steps-{self.environment['OMP_NUM_THREADS']}-threads"
+    def measure(self, again: Sequence[str] = (), *, only_kept: bool = False) -> dict[str, Any]:
+        """All stages; those that a run which was interrupted has kept are not measured again, unless they are named."""
+        kept = self.directory / f"measured-{self.environment['OMP_NUM_THREADS']}-threads"
         kept.mkdir(exist_ok=True)
+        for name in again:
+            (kept / f"{name}.json").unlink(missing_ok=True)
         found: dict[str, Any] = {}
         for name, stage in self.stages():
             path = kept / f"{name}.json"
@@ -394,14 +436,17 @@ class Bench:
             if path.exists():
                 found[name] = json.loads(path.read_text())
         rows = {name: found.pop(name) for name in self.case.runs if name in found}
-        names = list(self.case.runs)
-        for plain, other in zip(names[::2], names[1::2], strict=True):
+        names, half = list(self.case.runs), len(self.case.runs) // 2
+        for plain, other in zip(names[:half], names[half:], strict=True):
             if {plain, other} <= rows.keys():
                 worked = rows[plain]["step_processor_seconds"]
                 rows[other]["step_ratio"] = rows[other]["step_processor_seconds"] / worked
-        if "baseline" in found:
-            for row in rows.values():
-                row["measured_bytes"] = row["stepping_bytes"] - found["baseline"]["bytes"]
+        for name, row in rows.items():
+            row["estimate"] = found.pop(f"{name}: estimate", None)
+            beside = found.pop(f"{name}: beside", None)
+            if row["estimate"] and beside:
+                row["beside_bytes"] = beside["bytes"]
+                row["measured_bytes"] = row["stepping_bytes"] - row["beside_bytes"]
                 row["estimate_to_measured"] = row["estimate"]["total_bytes"] / row["measured_bytes"]
         return {
             "parameters": sum_of_parameters(self.teacher / WEIGHTS),
@@ -431,9 +476,9 @@ class Bench:
         found: dict[str, Any] = json.loads(out.read_text())
         return found
 
-    def baseline(self) -> dict[str, Any]:
-        """What is resident in a run of the last kind, which imports most, beside its policy."""
-        name, small = list(self.case.runs)[-1], self.directory / "small"
+    def beside(self, name: str) -> dict[str, Any]:
+        """What is resident in such a run beside its policy: libraries and data."""
+        small = self.directory / "small"
         seen = self.train(name, small, self.directory / "run-small")
         return {"bytes": seen.stepping_bytes - self.estimate(name, small)["total_bytes"]}
 
@@ -445,6 +490,7 @@ class Bench:
         if code:
             raise RuntimeError(f"no estimate of {name}: {said.getvalue()}")
         found: dict[str, Any] = json.loads(said.getvalue())
+        del found["notes"]
         return found
 
     def row(self, name: str) -> dict[str, Any]:
@@ -452,8 +498,9 @@ class Bench:
         output = self.directory / ("run" if name == self.case.kill else "run-else")
         seen = self.train(name, self.teacher, output, self.steps // 2 if name == self.case.kill else 0)
         if name != self.case.kill:
-            shutil.rmtree(output)
+            shutil.rmtree(output, ignore_errors=True)  # a plain run that saves nothing leaves none
         return {
+            "steps": self.steps,
             "first_step_seconds": seen.first_step_seconds,
             "first_step_processor_seconds": next(iter(seen.worked.values())),
             "step_seconds": of_a_step(seen.steps),
@@ -462,7 +509,6 @@ class Bench:
             "starting_bytes": seen.starting_bytes,
             "stepping_bytes": seen.stepping_bytes,
             "weights_file_opened": seen.opened,
-            "estimate": {key: value for key, value in self.estimate(name, self.teacher).items() if key != "notes"},
         }
 
     def resumed(self) -> dict[str, Any]:
@@ -518,16 +564,24 @@ def sum_of_parameters(path: Path) -> int:
 
 
 def time_start_up(teacher: Path, output: Path) -> None:
-    """What each of the steps takes in which a start looks at all weights, in seconds: passed, and of the processor."""
-    took: dict[str, tuple[float, float]] = {}
+    """What each of the steps takes in which a start looks at all weights: time, of the processor, bytes of the disk.
+
+    The first one finds nothing of the file in memory; what it reads, the kernel may keep for the next.
+    """
+    took: dict[str, dict[str, float]] = {}
 
     def timed[Result](name: str, step: Callable[[], Result]) -> Result:
-        began, worked = time.perf_counter(), time.process_time()
+        began, worked, read = time.perf_counter(), time.process_time(), bytes_from_disk()
         result = step()
-        took[name] = time.perf_counter() - began, time.process_time() - worked
+        took[name] = {
+            "seconds": time.perf_counter() - began,
+            "processor_seconds": time.process_time() - worked,
+            "bytes_from_disk": bytes_from_disk() - read,
+        }
         return result
 
     config = load_policy_config(teacher, ["--device=cpu"])
+    forget_file(teacher / WEIGHTS)
     policy = timed("lerobot makes the policy and reads the file", lambda: load_policy(config))
     timed("comparing the policy with the file", lambda: check_weights(policy, teacher))
     processors = load_processors(config)
@@ -536,25 +590,38 @@ def time_start_up(teacher: Path, output: Path) -> None:
     output.write_text(json.dumps(took))
 
 
+def bytes_from_disk() -> int:
+    """What this process has had the kernel read from a disk until now."""
+    return int(re.search(r"^read_bytes: (\d+)", Path("/proc/self/io").read_text(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+def forget_file(path: Path) -> None:
+    """Have the kernel keep nothing of a file in memory, as after a start of the machine."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
 # ---------------------------------------------------------------- report
 
 
 def as_markdown(report: dict[str, Any]) -> str:
     lines = [
-        f"{report['steps']} steps on a CPU, {report['threads_of_runs']} thread(s), {report['date']}.\n",
-        "| policy | run | to the first step, s | of the processor | a step, s | of the processor | times plain "
+        f"On a CPU, {report['threads_of_runs']} thread(s), {report['date']}.\n",
+        "| policy | run | steps | to the first step, s | of the processor | a step, s | of the processor | times plain "
         "| estimate, GiB | measured, GiB | estimate / measured | at most before the first step, GiB |",
-        "|" + 11 * "---|",
+        "|" + 12 * "---|",
     ]
     for policy_type, found in report["policies"].items():
         depth = "" if found["depth"] == found["full_depth"] else f", {found['depth']} of {found['full_depth']} layers"
         policy = f"{policy_type}, {found['parameters'] / 1e9:.2f} B{depth}, batches of {found['batch_size']}"
         for name, row in found["rows"].items():
             cells = [
-                *(policy, name, f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
+                *(policy, name, str(row["steps"])),
+                *(f"{row['first_step_seconds']:.0f}", f"{row['first_step_processor_seconds']:.0f}"),
                 *(f"{row['step_seconds']:.1f}", f"{row['step_processor_seconds']:.1f}"),
                 f"{row['step_ratio']:.2f}" if "step_ratio" in row else "",
-                f"{row['estimate']['total_bytes'] / GIB:.2f}",
+                f"{row['estimate']['total_bytes'] / GIB:.2f}" if row["estimate"] else "",
                 *(
                     ("", "")
                     if "measured_bytes" not in row
@@ -563,11 +630,12 @@ def as_markdown(report: dict[str, Any]) -> str:
                 f"{row['starting_bytes'] / GIB:.2f}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
-    lines += ["\n| policy | start-up | seconds | of the processor |", "|---|---|---|---|"]
+    lines += ["\n| policy | start-up | seconds | of the processor | GiB from the disk |", "|---|---|---|---|---|"]
     for policy_type, found in report["policies"].items():
         lines += [
-            f"| {policy_type} | {name} | {passed:.1f} | {worked:.1f} |"
-            for name, (passed, worked) in found.get("start_up", {}).items()
+            f"| {policy_type}, {found['file_bytes'] / GIB:.2f} GiB | {name} | {took['seconds']:.1f} "
+            f"| {took['processor_seconds']:.1f} | {took['bytes_from_disk'] / GIB:.2f} |"
+            for name, took in found.get("start_up", {}).items()
         ]
     for policy_type, found in report["policies"].items():
         lines.append("")
@@ -596,6 +664,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--depth", type=int, help="layers of pi0_fast's language model, where 18 do not fit")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--tiny", action="store_true", help="tiny policies: to try the script")
+    parser.add_argument("--again", default="", help="stages, with commas, that are measured although they were before")
     parser.add_argument("--report", action="store_true", help="measure nothing: write what was measured so far")
     parser.add_argument("--note", default="", help="into the report: what else the machine did")
     parser.add_argument("--scratch_dir", type=Path, default=Path("outputs/full_size"))
@@ -615,10 +684,8 @@ def main(arguments: list[str] | None = None) -> None:
         if not options.report:
             make_inputs(root, policy_type, depth, options.tiny)
         bench = Bench(root, policy_type, options.steps, depth, options.threads)
-        policies[policy_type] = bench.measure(only_kept=options.report)
-    report = dated(
-        "full-size", steps=options.steps, threads_of_runs=options.threads, note=options.note, policies=policies
-    )
+        policies[policy_type] = bench.measure(options.again.split(","), only_kept=options.report)
+    report = dated("full-size", threads_of_runs=options.threads, note=options.note, policies=policies)
     print(as_markdown(report))
     write(report, options.output_dir)
     if not (options.keep or options.report):

@@ -32,6 +32,24 @@ def test_counts_of_some_tests_keep_the_others_with_their_dates(faults):
     assert "counted on" not in faults["table"](first)
 
 
+def test_counts_of_several_pytests_are_added(faults, tmp_path):
+    parts = [
+        {"counts": {"a": {"refused": 2, "same bits": 1}}, "passed": 1, "skipped": 0},
+        {"counts": {"a": {"refused": 3}, "b": {"read": 1}}, "passed": 2, "skipped": 1},
+    ]
+    files = [tmp_path / f"{number}.json" for number in range(2)]
+    for file, part in zip(files, parts, strict=True):
+        file.write_text(json.dumps(part))
+    page = tmp_path / "page.md"
+    page.write_text(f"{faults['BEGIN']}{faults['END']}")
+    arguments = [f"--output_dir={tmp_path / 'results'}", f"--page={page}", "--counted", *map(str, files)]
+    assert faults["main"](arguments) == 0
+    (report,) = (json.loads(path.read_text()) for path in (tmp_path / "results").glob("faults-*.json"))
+    assert report["counts"] == {"a": {"refused": 5, "same bits": 1}, "b": {"read": 1}}
+    assert (report["tests"], report["skipped"]) == (3, 1)
+    assert "| a | refused | 5 |" in page.read_text()
+
+
 @pytest.mark.slow  # a thousand mutations
 def test_counts_are_written_with_their_date_and_onto_the_page(faults, tmp_path, capfd):
     page = tmp_path / "page.md"

@@ -9,18 +9,20 @@ from safetensors.torch import load_file
 from torch import nn
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "full_size.py"
-# Holds 200 MiB until the first step's line and 50 MiB until the second's, and opens a file three times.
+# Holds 200 MiB before the first step's line (twice that while it makes them) and 60 MiB from then on; opens a file
+# three times.
 PROGRAM = """
 import pathlib, sys, time
 for _ in range(3):
     pathlib.Path(sys.argv[1]).read_bytes()
-held = bytearray(b"x" * (100 << 20))
+held = bytearray(b"x" * (200 << 20))
+time.sleep(0.5)
 del held
 for step in (1, 2, 3):
     print(f"Drift at step {step + 5}")
     print(f"INFO step:{step} smpl:2" if step == 1 else f"INFO Step {step}/3 | loss=1.4", flush=True)
+    held = bytearray(b"x" * (60 << 20))
     time.sleep(0.5)
-    held = bytearray(b"x" * (25 << 20))
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and inotify")
@@ -43,7 +45,9 @@ def test_every_command_runs_on_a_tiny_policy(script, tmp_path):
     assert found["resumed"]["to_the_bit"]
     assert found["episode"]["episodes"] == 1
     assert found["rows"]["CRaFT"]["step_ratio"] > 1
-    assert all(row["weights_file_opened"] >= 3 for row in found["rows"].values())
+    opened = {name: row["weights_file_opened"] for name, row in found["rows"].items()}
+    assert opened["CRaFT"] > opened["plain"] >= 1  # lerobot's loader; CRaFT compares the policy with the file
+    assert all(row["estimate_to_measured"] for row in found["rows"].values())
     assert not (tmp_path / "scratch").exists()
 
 
@@ -54,7 +58,7 @@ def test_a_process_is_watched_from_outside(script, tmp_path):
     assert list(seen.steps) == list(seen.worked) == [1, 2, 3]
     assert seen.opened == 3
     assert seen.starting_bytes > 200 << 20
-    assert 50 << 20 < seen.stepping_bytes < 150 << 20
+    assert 60 << 20 < seen.stepping_bytes < 250 << 20
     assert seen.worked[3] < seen.steps[3]  # it mostly sleeps
     assert "Step 3/3" in (tmp_path / "log").read_text()
 
@@ -86,3 +90,22 @@ def test_tied_weights_are_written_once(script, tmp_path):
         module["head"].weight = module["words"].weight
     script["write_weights"](module, tmp_path / "model.safetensors", seed=0)
     assert list(load_file(tmp_path / "model.safetensors")) == ["words.weight"]
+
+
+def test_a_second_read_of_a_file_is_not_one_of_the_disk(script, tmp_path):
+    from_disk, file = script["bytes_from_disk"], tmp_path / "weights"
+    file.write_bytes(bytes(8 << 20))
+
+    def read():
+        before = from_disk()
+        file.read_bytes()
+        return from_disk() - before
+
+    script["forget_file"](file)
+    first = read()
+    if not first:
+        pytest.skip("no disk below tmp_path")
+    assert first >= 8 << 20
+    assert read() == 0
+    script["forget_file"](file)
+    assert read() >= 8 << 20

@@ -91,7 +91,7 @@ def test_its_lines_train_a_policy_of_liberos_form(libero, craft_train, capfd):
     (run,) = [flags for flags in flag_lists(PAGE) if "--config_path" in flags]
     lines = [line for line in shell_lines(PAGE) if line.startswith("craft train") and "--output_dir" in line]
     small = ["--dataset.root=" + str(libero.parent / "data"), "--batch_size=2", "--policy.device=cpu"]
-    small += ["--num_workers=0", "--craft.num_anchors=4", "--craft.probe_anchors=0", "--policy.n_action_steps=8"]
+    small += ["--num_workers=0", "--craft.num_anchors=9", "--craft.probe_anchors=0", "--policy.n_action_steps=8"]
     assert run in lines[0]
     for line in lines[:2]:
         words = typed(line.replace("--policy.n_action_steps=10", ""), libero)

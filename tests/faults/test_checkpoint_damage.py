@@ -13,6 +13,7 @@ import pytest
 from lerobot_craft.anchors.manifest import MEMORY_FOLDER
 from lerobot_craft.memory.format import write_memory
 from lerobot_craft.training.checkpoints import CRAFT_STATE
+from lerobot_craft.training.journal import METRICS_FILE
 from tests.faults.runs import assert_same_run, digests, resume_flags, saved_steps
 
 POLICY = "smolvla"  # the smallest of them: a trial copies a whole run and hashes its weights
@@ -20,6 +21,7 @@ STEPS, SAVED = 3, 2
 CHECKPOINT, LAST = Path("checkpoints") / f"{SAVED:06d}", Path("checkpoints") / "last"
 # What a resume reads beside its checkpoint: the run's memory, the one that it began with, and the frames kept out.
 BESIDE = ("craft_memory/*", "craft_memory_before/*", "action_probe.safetensors")
+RECORDS_LOST = "resumed: same weights and states, and it said that its logs begin anew"
 DEADLINE_S = 300.0  # of one resume, on a busy machine
 
 
@@ -101,6 +103,7 @@ def _places(content):
         yield from _places(value)
 
 
+GOOD = ("refused", "resumed: same bits", RECORDS_LOST)
 IN_PLACE = (flip, flip, truncate, empty, swap)
 CHANGES = {*(mutation.__name__ for mutation in IN_PLACE), "change_json"}
 MUTATIONS = (*IN_PLACE, remove, remove, remove_with_its_neighbors, put_a_directory, put_a_link, put_a_pipe)
@@ -146,7 +149,7 @@ class Trials:
     def outcome(self, number):
         """The trial of this number: the place, what was done there, and what came of it."""
         rng = random.Random(number)  # noqa: S311  # the same each time
-        _copy_with_links(self._ended, self.run)
+        self.ended()
         places = [LAST, *self.files]
         place = places[number % len(places)]
         if place == LAST:
@@ -157,13 +160,21 @@ class Trials:
             before = self.run / CHECKPOINT.with_name(f"{SAVED - 1:06d}") / place.relative_to(CHECKPOINT, walk_up=True)
             mutation(self.run / place, rng, [self._start.joinpath(*inside), before])
             kind = mutation.__name__
-        found = self._resumed(rng)
+        by_link = rng.choice((True, False))
+        found = self.resumed(rng.choice((f"--output_dir={self.run}", self.config_flag(by_link=by_link))))
         shutil.rmtree(self.run)
         return place, kind, found
 
-    def _resumed(self, rng):
-        config = self.run / rng.choice((LAST, CHECKPOINT)) / "pretrained_model" / "train_config.json"
-        named = rng.choice((f"--output_dir={self.run}", f"--config_path={config}"))
+    def config_flag(self, *, by_link):
+        """By the link `last`, or by the checkpoint's own name."""
+        return f"--config_path={self.run / (LAST if by_link else CHECKPOINT) / 'pretrained_model/train_config.json'}"
+
+    def ended(self):
+        """The run as it was before any damage."""
+        _copy_with_links(self._ended, self.run)
+
+    def resumed(self, named):
+        """What comes of resuming the run."""
         before, log = _contents(self.run), self._tmp / "log_resumed"
         command = self._warm.start(["train", named, "--resume=true"], log)
         until = time.monotonic() + DEADLINE_S
@@ -182,10 +193,18 @@ class Trials:
                 return f"{named} is refused, and wrote {dict(after.items() ^ before.items()).keys()}: {sentence}"
             return "refused" if str(self.run) in sentence else f"{named} is refused, but what is? {sentence}"
         try:
+            if f"{self.run / METRICS_FILE} is missing: it begins anew" in said:  # logs of a run, not of a checkpoint
+                assert _without_card(digests(self.run)) == _without_card(digests(self._whole))
+                return RECORDS_LOST
             assert_same_run(self.run, self._whole)
         except (AssertionError, OSError, ValueError) as error:
             return f"{named} has other bits: {error}"
         return "resumed: same bits"
+
+
+def _without_card(found):
+    """What a model card says of a run is read from its records."""
+    return {name: digest for name, digest in found.items() if Path(name).name != "README.md"}
 
 
 def _copy_with_links(source, target):
@@ -236,10 +255,27 @@ def test_damage_is_refused_or_the_resumed_run_has_the_same_bits(trials, tally, n
     if len(numbers) == 100:
         for _, _, found in outcomes:
             tally.add("damage to a checkpoint", found)
-    assert [outcome for outcome in outcomes if outcome[2] not in ("refused", "resumed: same bits")] == []
+    assert [outcome for outcome in outcomes if outcome[2] not in GOOD] == []
     changed = {found for place, kind, found in outcomes if place in trials.listed and kind in CHANGES}
     assert changed == {"refused"}, "of a file that a run resumes from"
     assert {found for place, _, found in outcomes if place.name == "README.md"} == {"resumed: same bits"}
+
+
+@pytest.mark.timeout(600)
+def test_a_copy_that_followed_links_is_refused_before_it_trains(trials):
+    for by_link in (True, False):
+        trials.ended()
+        (trials.run / LAST).unlink()
+        shutil.copytree(trials.run / CHECKPOINT, trials.run / LAST)
+        assert trials.resumed(trials.config_flag(by_link=by_link)) == "refused"
+        shutil.rmtree(trials.run)
+
+
+@pytest.mark.timeout(600)
+def test_without_its_logs_a_run_is_resumed_to_the_same_weights(trials):
+    trials.ended()
+    remove_with_its_neighbors(trials.run / METRICS_FILE, None, ())
+    assert trials.resumed(f"--output_dir={trials.run}") == RECORDS_LOST
 
 
 @pytest.mark.timeout(300)

@@ -12,6 +12,7 @@ from lerobot_craft.lerobot_api.pretrained import (
     load_policy_config,
     local_checkpoint,
     require_config,
+    weightless_policy,
 )
 from lerobot_craft.lerobot_api.processors import check_form, policy_batch
 
@@ -94,3 +95,18 @@ def test_a_processor_that_lerobot_could_not_load_or_save_is_named_first(content,
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(CraftError, match=rf"{file}: .*{field}.*: copy the checkpoint again"):
         check_form(tmp_path)
+
+
+def test_a_policy_without_weights_has_the_types_of_the_one_that_is_trained(checkpoints, tmp_path):
+    """Of its weights, and of the language model's beside it, which make SmolVLA's action expert bfloat16 too."""
+    from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    config = load_policy_config(checkpoints("smolvla"), ["--device=cpu", "--load_vlm_weights=true"])
+    vlm = shutil.copytree(config.vlm_model_name, tmp_path / "vlm")
+    AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(vlm)).save_pretrained(vlm)
+    config.vlm_model_name = str(vlm)
+    laid_out, trained = weightless_policy(config, None), SmolVLAPolicy(config)
+    types = {name: tensor.dtype for name, tensor in (*trained.named_parameters(), *trained.named_buffers())}
+    assert {name: t.dtype for name, t in (*laid_out.named_parameters(), *laid_out.named_buffers())} == types
+    assert types["model.vlm_with_expert.lm_expert.layers.0.mlp.up_proj.weight"] == torch.bfloat16

@@ -1,8 +1,19 @@
+from types import SimpleNamespace
+
 import pytest
+import torch
 from torch import nn
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.training.estimate import DDP_BUCKETS, FSDP_GATHERED, EstimateConfig, share, shared_parts
+from lerobot_craft.training.config import CraftConfig
+from lerobot_craft.training.estimate import (
+    DDP_BUCKETS,
+    FSDP_GATHERED,
+    EstimateConfig,
+    method_parts,
+    share,
+    shared_parts,
+)
 
 
 @pytest.fixture
@@ -33,6 +44,14 @@ def test_fsdp_gathers_the_root_and_two_blocks_with_their_gradients(policy):
     options = EstimateConfig(world_size=8, strategy="fsdp")
     assert shared_parts(options, policy) == {FSDP_GATHERED: 2 * 40 + 2 * 2 * 400}
     assert share(options) == 1 / 8
+
+
+@pytest.mark.parametrize(("options", "devices"), [({}, 1), ({"world_size": 8}, 1), ({"strategy": "fsdp"}, 8)])
+def test_float32_copies_are_of_the_part_of_a_weight_that_a_device_holds(policy, options, devices):
+    craft = CraftConfig(enabled=True, method="naive", master_weights=True)
+    options = EstimateConfig(**{"world_size": devices, **options})
+    parts = method_parts(SimpleNamespace(batch_size=2), craft, policy.to(torch.bfloat16), options)
+    assert parts.kept == {"float32 copies of bfloat16 weights": (40 + 2 * 400) // devices}
 
 
 @pytest.mark.parametrize(

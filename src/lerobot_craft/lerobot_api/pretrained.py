@@ -467,8 +467,8 @@ def _nothing_is_read() -> Iterator[None]:
 
     def model(cls: Any, name: str, /, *args: Any, torch_dtype: str | None = None, **kwargs: Any) -> Any:
         config = transformers.AutoConfig.from_pretrained(name, local_files_only=True)
-        made = cls.from_config(config)
-        return made if torch_dtype is None else made.to(getattr(torch, torch_dtype))
+        # Not `.to(...)`: what is made from the model's config later, such as SmolVLA's expert, has that type too.
+        return cls.from_config(config, **({} if torch_dtype is None else {"dtype": getattr(torch, torch_dtype)}))
 
     of_models = [cls for cls in _BaseAutoModelClass.__subclasses__() if "from_pretrained" in vars(cls)]
     readers: dict[Any, Any] = {

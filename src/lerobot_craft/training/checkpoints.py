@@ -86,17 +86,23 @@ def whole_or_not_at_all(checkpoint_dir: Path) -> Iterator[Path]:
 def point_last_at(checkpoint_dir: Path) -> None:
     """Makes `checkpoints/last` a relative link to `checkpoint_dir`: lerobot's own link, but never absent."""
     last = checkpoint_dir.with_name(LAST)
-    if last.is_dir() and not last.is_symlink():
-        raise CraftError(
-            f"{last} is a directory and not a link to the newest checkpoint: a copy of the run followed its links. "
-            f"Type `rm -r {last}` and resume again; the checkpoints beside it stay"
-        )
+    refuse_copied_link(last.parent)
     temporary = temporary_path(last)
     with plain_errors(last):
         temporary.unlink(missing_ok=True)  # of a killed run
         temporary.symlink_to(checkpoint_dir.name)
         temporary.replace(last)
         sync_directory(last.parent)
+
+
+def refuse_copied_link(checkpoints: Path) -> None:
+    """Refuse a directory in the place of `last`: it would stay what it is while the run saves newer checkpoints."""
+    last = checkpoints / LAST
+    if last.is_dir() and not last.is_symlink():
+        raise CraftError(
+            f"{last} is a directory and not a link to the newest checkpoint: a copy of the run followed its links. "
+            f"Type `rm -r {last}` and resume again; the checkpoints beside it stay"
+        )
 
 
 def point_last_at_resumed(output_dir: Path, checkpoint_dir: Path) -> None:

@@ -80,7 +80,7 @@ class EstimateConfig:
             )
 
 
-def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts:
+def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module, options: EstimateConfig) -> MethodParts:
     """What the method of a run adds; `policy` is wrapped and frozen as in training."""
     if not craft.enabled:
         return MethodParts(cfg.batch_size)
@@ -88,7 +88,7 @@ def method_parts(cfg: Any, craft: CraftConfig, policy: nn.Module) -> MethodParts
     if not craft.master_weights:
         return found
     bfloat16 = sum(p.numel() for p in policy.parameters() if p.requires_grad and p.dtype == torch.bfloat16)
-    copies = {"float32 copies of bfloat16 weights": torch.float32.itemsize * bfloat16}
+    copies = {"float32 copies of bfloat16 weights": round(torch.float32.itemsize * bfloat16 * share(options))}
     return dataclasses.replace(found, kept={**copies, **found.kept})
 
 
@@ -314,7 +314,7 @@ def estimate(cfg: Any, craft: CraftConfig, options: EstimateConfig, device: str)
     if not any(parameter.requires_grad for parameter in policy.parameters()):
         raise CraftError("there is nothing to train: every parameter is frozen")
     shapes = input_shapes(cfg.policy, meta, cfg.rename_map)
-    parts = method_parts(cfg, craft, policy)
+    parts = method_parts(cfg, craft, policy, options)
     constant = {**parts.kept, **shared_parts(options, policy)}
     ledger = Ledger(run_without_values)
     with warnings.catch_warnings(), without_memory(), ReadsForTheLog(), ledger:

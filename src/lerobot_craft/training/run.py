@@ -8,7 +8,13 @@ from typing import Any
 
 from lerobot_craft.lerobot_api import train_steps
 from lerobot_craft.lerobot_api.train_parts import check_launch, make_accelerator
-from lerobot_craft.training.checkpoints import claim_run_dir, clear_leftovers, point_last_at_resumed
+from lerobot_craft.training.checkpoints import (
+    CHECKPOINTS,
+    claim_run_dir,
+    clear_leftovers,
+    point_last_at_resumed,
+    refuse_copied_link,
+)
 from lerobot_craft.training.config import CraftConfig
 from lerobot_craft.training.loop import run_steps
 from lerobot_craft.training.peers import stops_with_its_peers
@@ -51,6 +57,7 @@ def _train(cfg: Any, craft: CraftConfig, accelerator: Any, command: str) -> int:
         logger.warning("--craft.enabled is false: this is lerobot-train, and the other --craft flags have no effect")
     with claim_run_dir(cfg.output_dir, resume=cfg.resume) if main else contextlib.nullcontext():
         if main and cfg.resume:
+            refuse_copied_link(cfg.output_dir / CHECKPOINTS)
             for path in clear_leftovers(cfg.output_dir):
                 logger.info("cleared %s, which an interrupted save had left", path)
         session = open_session(cfg, craft, accelerator, command)
