@@ -66,6 +66,7 @@ LORA = ("--peft.method_type=LORA", "--peft.r=16", f"--peft.target_modules={TARGE
 CRAFT = (
     *("--craft.enabled=true", "--craft.num_anchors=8", "--craft.old_frames=4", "--craft.num_draws=1"),
     *("--craft.probe_anchors=0", "--craft.dual_rule=ascent", "--craft.remember=4"),
+    "--craft.walked_states=0",  # the episodes of these data are shorter than a chunk of actions
 )
 ONLINE = ("--craft.teacher=online",)
 WEIGHTS = "model.safetensors"
