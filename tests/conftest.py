@@ -25,3 +25,12 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _shares_the_processor():
+    """No test may leave a real-time process behind, as the AV1 encoder does: on two cores all later ones would wait."""
+    yield
+    if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) != os.SCHED_OTHER:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        pytest.fail("this test left a real-time process behind: record videos within lerobot_api.ordinary_priority")

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from lerobot_craft.doctor.probe import encode
 from lerobot_craft.lerobot_api import supported_version
 
 NOTICE = (
@@ -114,3 +115,9 @@ def test_a_video_dataset_is_made_and_read_quietly_and_a_corrupt_one_still_raises
     lines = [line for line in quiet.splitlines() if line.strip() and "Map:" not in line]  # the progress of `datasets`
     assert lines == [NOTICE]
     assert "moov atom not found" in corrupt  # what FFmpeg itself says about it
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux has it")
+def test_a_process_that_recorded_a_video_shares_the_processor():
+    encode()
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+from lerobot_craft.lerobot_api import ordinary_priority
+
 _MARK = "craft-probe "
 _REASON_LENGTH = 160
 
@@ -193,7 +195,7 @@ def encode() -> tuple[str, bytes]:
 
     codec = next(name for name in _ENCODERS if name in av.codecs_available)
     file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as container:
+    with ordinary_priority(), av.open(file, "w", format="mp4") as container:
         stream = container.add_stream(codec, rate=10)
         stream.width, stream.height, stream.pix_fmt = _SIDE, _SIDE, "yuv420p"
         for level in _LEVELS:

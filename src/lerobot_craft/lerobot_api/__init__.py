@@ -12,6 +12,8 @@ import importlib.metadata
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # The logger is named after its module, lerobot.utils.import_utils.
@@ -46,6 +48,24 @@ def quiet_video() -> None:
     if not any(isinstance(known, _TorchcodecOnce) for known in logger.filters):
         logger.addFilter(_TorchcodecOnce())
     os.environ.setdefault("SVT_LOG", "1")  # 1: errors only; the encoder library reads this
+
+
+@contextmanager
+def ordinary_priority() -> Iterator[None]:
+    """Record videos within this context.
+
+    The AV1 encoder makes the thread that calls it a real-time one if it runs as root, as in a container, for good: all
+    processes that it starts then take the processor from every other process, and wait for each other in vain.
+    """
+    if not hasattr(os, "sched_getscheduler"):  # not Linux
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, parameters)
 
 
 class _TorchcodecOnce(logging.Filter):

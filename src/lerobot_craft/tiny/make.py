@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from lerobot_craft.errors import CraftError
-from lerobot_craft.lerobot_api import quiet_video
+from lerobot_craft.lerobot_api import ordinary_priority, quiet_video
 from lerobot_craft.tiny.pi import TinySizes
 from lerobot_craft.tiny.recipes import RECIPES, Ingredients, Stats
 from lerobot_craft.tiny.tokenizers import STATE_BINS
@@ -296,8 +296,10 @@ def make_local_dataset(
                 for camera_number, camera in enumerate(cameras)
             }
             dataset.add_frame({**pictures, "observation.state": states[frame], "action": actions[frame], "task": task})
-        dataset.save_episode(parallel_encoding=False)
-    dataset.finalize()
+        with ordinary_priority():
+            dataset.save_episode(parallel_encoding=False)
+    with ordinary_priority():
+        dataset.finalize()
     return root
 
 
