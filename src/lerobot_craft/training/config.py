@@ -88,8 +88,8 @@ class CraftConfig(AnchorConfig):
 
     # A cache of `craft cache build`. If there is none yet, and the anchors' origin is given below, it is built here.
     anchor_cache_dir: Path | None = None
-    # Share of the places of --batch_size that anchors take from new samples, so that a step costs what a plain one
-    # costs. 0: anchors come on top.
+    # Share of the places of --batch_size that anchors take from new samples, so that a step has as many samples as a
+    # plain one. 0: anchors come on top.
     anchor_share: float = 0.0
     # Anchors on top of --batch_size per anchor step (and rank, and micro-batch); 0: as many as that.
     anchor_batch_size: int = 0
