@@ -98,7 +98,7 @@ def test_a_processor_that_lerobot_could_not_load_or_save_is_named_first(content,
 
 
 def test_a_policy_without_weights_has_the_types_of_the_one_that_is_trained(checkpoints, tmp_path):
-    """Of its weights, and of the language model's beside it, which make SmolVLA's action expert bfloat16 too."""
+    """The estimate reads both: with the language model's weights, SmolVLA's action expert is bfloat16 too."""
     from lerobot.policies.smolvla.modeling_smolvla import SmolVLAPolicy
     from transformers import AutoConfig, AutoModelForImageTextToText
 

@@ -119,6 +119,14 @@ def test_no_more_than_the_limit_is_kept(frozen):
     assert embedded > 0
 
 
+def test_another_precision_is_embedded_anew(frozen):
+    known, fixed = KnownImages(embedder_of(frozen), PLENTY), frozen.draw()
+    _, embedded = passes(frozen, known, ROWS, fixed=fixed)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, again = passes(frozen, known, ROWS, fixed=fixed)
+    assert again == embedded > 0
+
+
 def fail():
     raise ZeroDivisionError
 

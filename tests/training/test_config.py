@@ -14,6 +14,7 @@ from lerobot_craft.core import Dual, Surgery
 from lerobot_craft.errors import CraftError
 from lerobot_craft.training.checkpoints import CRAFT_CONFIG_FILE
 from lerobot_craft.training.config import CraftConfig, DocumentsConfig
+from lerobot_craft.training.methods.registry import make_method
 from lerobot_craft.training.run_settings import save_craft_config
 
 SPECIFIED = {
@@ -398,7 +399,6 @@ def test_saved_settings_that_are_none_are_refused_by_file_and_name(content, prob
         (64, {"anchor_share": 0.375}, 40, 24),
         (8, {"anchor_share": 0.375}, 5, 3),
         (2, {"anchor_share": 0.375}, 1, 1),
-        (1, {"anchor_share": 0.375}, 1, 1),  # on top: there is nothing to divide
         (64, {"anchor_share": 0.9}, 6, 58),
         (2, {"anchor_share": 0.9}, 1, 1),
         (64, {"anchor_share": 0.001}, 63, 1),
@@ -414,3 +414,21 @@ def test_anchors_take_places_of_a_batch_if_they_are_given_a_share(batch_size, cr
 
 def test_with_craft_off_new_samples_have_the_whole_batch():
     assert CraftConfig(anchor_share=0.5).new_samples(64) == 64
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "craft", "sentence"),
+    [
+        (1, {"anchor_share": 0.5}, "anchor_share=0.5 needs a --batch_size of 2 or more"),
+        (64, {"anchor_share": 0.5, "anchor_batch_size": 16}, "makes 32 anchors, and anchor_batch_size is 16"),
+    ],
+)
+def test_a_batch_that_cannot_be_divided_so_is_refused(batch_size, craft, sentence):
+    with pytest.raises(CraftError, match=sentence):
+        CraftConfig(enabled=True, **craft).divided(batch_size)
+
+
+@pytest.mark.parametrize("method", ["naive", "er", "l2sp"])
+def test_a_share_for_anchors_is_refused_where_there_are_none(method):
+    with pytest.raises(CraftError, match=f"method={method} has no anchors: leave out anchor_share"):
+        make_method(CraftConfig(enabled=True, method=method, anchor_share=0.5))

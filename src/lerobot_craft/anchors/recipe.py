@@ -110,18 +110,18 @@ class AnchorConfig:
     # For cross: a file with one instruction per line, or the instructions with ; between them. Unset: those of the old
     # datasets.
     old_instructions: str | None = None
-    # Number of anchors. Unset: 2,000, of a policy that answers in tokens (pi0_fast) 8,000; and old_frames on top.
+    # Number of anchors. Unset: 2,000 (pi0_fast: 8,000), plus old_frames.
     num_anchors: int | None = None
-    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch; of a
-    # policy that answers in tokens an old frame comes at most 8 times as often as others, but for one place a step.
+    # For both: how many of them are frames of the old datasets. Unset: half. Each kind fills half of every batch. With
+    # pi0_fast, old frames are drawn at most 8 times as often as others, and at least once per batch.
     old_frames: int | None = None
     # For cross: share of anchors whose state the teacher reaches by its own actions under the old instruction, from the
     # beginning of a new episode, or from an old frame; how the state follows the actions is learned from the new data.
     walked_states: float = 0.5
     # For cross: share of states that are drawn (on walks: what is not the robot's own).
     drawn_states: float = 0.7
-    # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, walks begin at
-    # one | auto: old_frames where there are some, of a policy that answers in tokens; else statistics.
+    # statistics: drawn from the teacher's statistics | old_frames: between two old frames of the task, where walks
+    # begin too | auto: old_frames for pi0_fast if there are any, else statistics.
     draw_from: str = "auto"
     # For cross: noise on states that are not drawn, in standard deviations.
     state_jitter: float = 0.0

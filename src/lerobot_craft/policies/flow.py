@@ -13,14 +13,7 @@ import torch
 from lerobot.utils.constants import ACTION
 from torch import Tensor
 
-from lerobot_craft.policies.adapter import (
-    Batch,
-    Demonstration,
-    Fixed,
-    Output,
-    PolicyAdapter,
-    normal,
-)
+from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Output, PolicyAdapter, normal
 from lerobot_craft.policies.taps import ImageEmbedder, embedded_once, mode, outputs_of, valid_everywhere
 
 

@@ -9,15 +9,7 @@ from lerobot.policies.common.vla_utils import prepare_attention_masks_4d
 from lerobot.utils.constants import ACTION_TOKEN_MASK, ACTION_TOKENS
 from torch import Tensor
 
-from lerobot_craft.policies.adapter import (
-    Batch,
-    Demonstration,
-    Fixed,
-    Layer,
-    Output,
-    PolicyAdapter,
-    Tokens,
-)
+from lerobot_craft.policies.adapter import Batch, Demonstration, Fixed, Layer, Output, PolicyAdapter, Tokens
 from lerobot_craft.policies.paligemma import (
     BACKBONE,
     PrefixLayout,

@@ -132,7 +132,7 @@ class KnownImages:
         constant = embedder is not None and all(map(_is_constant, embedder.parts))
         self._module = embedder.module if embedder is not None and constant else None
         self._limit = limit
-        self._kept: dict[tuple[int, int], Tensor] = {}  # by anchor and camera, on the host
+        self._kept: dict[tuple[Any, ...], Tensor] = {}  # by anchor, camera and precision, on the host
         self.nbytes = 0
 
     @property
@@ -154,14 +154,16 @@ class KnownImages:
         module = self._module if module is None else module
 
         def look_up(images: Tensor, position: int) -> Tensor:
+            device = images.device.type
+            precision = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
             each = zip(anchors, images.split(1), strict=True)
-            tokens = [self._embedded(module, image, (anchor, position)) for anchor, image in each]
+            tokens = [self._embedded(module, image, (anchor, position, precision)) for anchor, image in each]
             return torch.cat(tokens).to(images.device)
 
         with _embedded_by(module, look_up):
             yield
 
-    def _embedded(self, module: Any, image: Tensor, key: tuple[int, int]) -> Tensor:
+    def _embedded(self, module: Any, image: Tensor, key: tuple[Any, ...]) -> Tensor:
         """[1, tokens, D] on the host."""
         if (known := self._kept.get(key)) is not None:
             return known

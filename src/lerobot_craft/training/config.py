@@ -270,9 +270,16 @@ class CraftConfig(AnchorConfig):
 
     def divided(self, batch_size: int) -> "CraftConfig":
         """The same with the number of anchors settled; `batch_size` is `--batch_size`."""
-        if self.anchor_share == 0 or batch_size == 1:  # a single place cannot be divided
-            return replace(self, anchor_share=0.0, anchor_batch_size=self.anchor_batch_size or batch_size)
+        if self.anchor_share == 0:
+            return replace(self, anchor_batch_size=self.anchor_batch_size or batch_size)
+        if batch_size == 1:
+            raise CraftError(f"{setting('anchor_share')}={self.anchor_share} needs a --batch_size of 2 or more")
         anchors = min(batch_size - 1, max(1, round(self.anchor_share * batch_size)))
+        if self.anchor_batch_size not in (0, anchors):
+            raise CraftError(
+                f"{setting('anchor_share')}={self.anchor_share} of --batch_size={batch_size} makes {anchors} anchors, "
+                f"and {setting('anchor_batch_size')} is {self.anchor_batch_size}: set one of the two to 0"
+            )
         return replace(self, anchor_batch_size=anchors)
 
     def new_samples(self, batch_size: int) -> int:
